@@ -174,9 +174,10 @@ _NUMBER = re.compile(rf"[0-9_]{{{sys.int_info.default_max_str_digits + 1},}}")
 
 
 def _dotted_line(text: str) -> int:
-    """The first line with too many dots, of which those in texts and comments do not count; or 0."""
+    """The first line with too many dots outside of texts and comments; 0 if there is none."""
     for number, line in enumerate(text.split("\n"), 1):
-        if line.count(".") > DOT_COUNT_MAX and _QUOTED.sub("", line).count(".") > DOT_COUNT_MAX:
+        many = line.count(".") > DOT_COUNT_MAX
+        if many and _QUOTED.sub("", line).count(".") > DOT_COUNT_MAX:
             return number
     return 0
 
