@@ -166,7 +166,7 @@ def test_a_consumer_goes_on_after_its_messages_in_flight_were_dropped(nsqd: Nsqd
             held = consumer.messages(2)
             for number in range(4, 64):
                 producer.pub("dropped", b"%d" % number)
-            topic = nsqd.stats("&topic=dropped&policies=true")["topics"][0]
+            topic = nsqd.stats("&topic=dropped")["topics"][0]
             channel = topic["channels"][0]
             assert channel["in_flight_count"] == 2
             assert channel["depth"] + 2 + channel["dropped_count"] == 64

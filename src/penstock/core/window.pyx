@@ -798,7 +798,7 @@ cdef class Window(Entries):
                 continue
             slot = self.insert_entry(indexes[i], self.kicked_slot)
             self.entries[slot].kicked = True
-            self.mark(indexes[i])  # with attempts 0
+            self.mark(indexes[i])
             self.push_ready(slot)
             self.kicked_slot = slot
         if ready:
@@ -885,12 +885,15 @@ cdef class Window(Entries):
         self.cursor = start
         self.changed = False
 
-    def restore(self, int64_t index, int attempts, int64_t due_ns, bint kicked=False):
+    def restore(self, int64_t index, int attempts, int64_t due_ns):
         """Restore an unfinished message after a restart; indexes ascend over the calls.
 
-        ``kicked``: it was, and was not delivered since.
+        As a mark has it: if ``due_ns`` is inverted, the message was kicked.
         """
         cdef int32_t slot
+        cdef bint kicked = due_ns < 0
+        if kicked:
+            due_ns = ~due_ns
         assert index >= self.cursor and (self.tail < 0 or self.entries[self.tail].index < index)
         slot = self.append_entry(index)
         self.entries[slot].attempts = <uint16_t>attempts
@@ -986,7 +989,7 @@ cdef class Window(Entries):
         """Changes since the last call, for the journal: (low, runs, marks), the latter as bytes.
 
         Runs are (start u64, end u64), marks (index u64, attempts u16, due_ns i64), big-endian,
-        as the journal stores them.
+        as the journal stores them.  The bits of due_ns are inverted if the message was kicked.
         """
         cdef int64_t low = self.entries[self.head].index if self.head >= 0 else self.cursor
         cdef bytes runs, marks
@@ -1025,13 +1028,15 @@ cdef class Window(Entries):
         cdef unsigned char* start = <unsigned char*>PyBytes_AS_STRING(marks)
         cdef unsigned char* p = start
         cdef int32_t slot
+        cdef int64_t due_ns
         for index in indexes:
             slot = self.find(index)
             if slot < 0:
                 continue
             store_u64(p, <uint64_t>self.entries[slot].index)
             store_u16(p + 8, self.entries[slot].attempts)
-            store_u64(p + 10, <uint64_t>self.entries[slot].due_ns)
+            due_ns = self.entries[slot].due_ns
+            store_u64(p + 10, <uint64_t>(~due_ns if self.entries[slot].kicked else due_ns))
             p += 18
         return marks[:p - start]
 

@@ -107,6 +107,12 @@ class Health:
         """Why publishes are refused right now, or None."""
         return None if self.reserve.held else refused_by(self.reserve)
 
+    @property
+    def missing_size(self) -> int:
+        """Bytes that have to be free before publishes are accepted again, as ``_try`` sees it."""
+        reserve = self.reserve
+        return 0 if reserve.allocated else reserve.size + reserve.size // 2
+
     def probe(self) -> None:
         """While writes fail, probe whether they work again."""
         if self._probing or (self._write_error is None and self.reserve.held):

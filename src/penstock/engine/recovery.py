@@ -28,7 +28,7 @@ from penstock.errors import CorruptError
 from penstock.storage.damage import DamageKind
 from penstock.storage.datapath import TopicFolder
 from penstock.storage.files import Files
-from penstock.storage.journal import AWAITING, ChannelState, Mark, TopicState, span
+from penstock.storage.journal import AWAITING, ChannelState, TopicState, span
 from penstock.storage.metadata import ChannelEntry, Metadata, load_metadata
 from penstock.storage.recovery import RecoveredTopic, is_segment, recover_topic
 from penstock.wire.names import is_ephemeral, is_valid_name
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 # With at least this many undelivered messages between two finished runs, the second one is a range
 # that was skipped ahead of the cursor, not messages delivered out of order.
 AHEAD_COUNT_MIN = 100_000
-UNMARKED: Mark = (0, 0)
 
 
 def open_data_path(components: Components) -> None:
@@ -298,8 +297,8 @@ def _restore_channel(components: Components, topic: Topic, state: ChannelState) 
     cursor, ahead = _split_runs(topic, state, low)
     window = Window(low, seed=random_number())
     for index in _unfinished(topic, state, low, cursor):
-        attempts, due_ns = mark = state.marks.get(index, UNMARKED)
-        window.restore(index, attempts, due_ns, mark is not UNMARKED and not attempts)
+        attempts, due_ns = state.marks.get(index, (0, 0))
+        window.restore(index, attempts, due_ns)
     window.advance(max(cursor, window.cursor))
     window.queued_count = topic.log.count_between(window.cursor, topic.released)
     for start, end in ahead:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from tests.crash.lossy import LossyFiles
+from tests.crash.lossy import KEEP, LossyFiles
 from tests.support.engine import HOUR, SECOND, Client, Engine, Received
 from tests.support.retention import retaining
 
@@ -180,6 +180,29 @@ def test_a_segment_with_a_straggler_makes_room_too() -> None:
     assert log.first == stuck.index and log.segments()[0].side
     assert node.free >= 0.2 and not node.engine.components.room.low
     assert node.given_up()["a"] == 401 - log.count
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_retained_segments_make_room_for_the_reserve_of_a_disk_that_was_full(restart: bool) -> None:
+    """On a small disk it needs more than the watermark: publishes would be refused for good."""
+    node = Node(1)
+    for _ in range(200):
+        assert node.publish("a") is None
+    first = node.engine.topic("a").log.first
+    node.files.put("/ballast", bytes(node.files.free_size("/")))
+    assert node.engine.publish("a", bytes(BODY_SIZE)) is not None
+    node.engine.components.health.needs_room(OSError(errno.ENOSPC, "a journal was not written"))
+    node.engine.settle()
+    assert not node.engine.components.health.reserve.held
+    if restart:
+        node.files.put("/more", bytes(node.files.free_size("/") - 20_000))  # a start needs some
+        node.engine.crash(KEEP)
+        node.engine.start()
+    node.engine.advance(10 * SECOND)
+    assert node.engine.components.health.reserve.held
+    assert node.engine.components.health.text == "OK"
+    assert node.engine.publish("a", bytes(BODY_SIZE)) is None
+    assert node.engine.topic("a").log.first > first
 
 
 def test_a_full_reserve_is_freed_also_while_publishes_are_refused() -> None:

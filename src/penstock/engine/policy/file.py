@@ -55,9 +55,8 @@ def parse_rules(text: str, path: str) -> Rules:
     import tomllib  # a start without a policy file does not need it
 
     place = f"--policy-file {path}"
-    for number, words in enumerate(text.split("\n"), 1):
-        if words.count(".") > DOT_COUNT_MAX and _plain(words).count(".") > DOT_COUNT_MAX:
-            raise OptionError(f"{place}: line {number}: more than {DOT_COUNT_MAX} dots")
+    if number := _dotted_line(text):
+        raise OptionError(f"{place}: line {number}: more than {DOT_COUNT_MAX} dots")
     try:
         document = tomllib.loads(text)
     except RecursionError:
@@ -168,15 +167,19 @@ def top_line(text: str, key: str) -> int:
     return next((number for number, line in enumerate(lines, 1) if named.match(line)), 1)
 
 
-# What is not closed goes on to the end of the line: to search for its end again and again would
-# take the square of the line.
+# What is not closed goes on to the end of the line: to search for its end again and again would take
+# the square of the line.
 _QUOTED = re.compile(r"""\#.*|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)""")
 _NUMBER = re.compile(rf"[0-9_]{{{sys.int_info.default_max_str_digits + 1},}}")
 
 
-def _plain(line: str) -> str:
-    """``line`` without what is quoted, and without its comment."""
-    return _QUOTED.sub("", line)
+def _dotted_line(text: str) -> int:
+    """The first line with too many dots outside of texts and comments; 0 if there is none."""
+    for number, line in enumerate(text.split("\n"), 1):
+        many = line.count(".") > DOT_COUNT_MAX
+        if many and _QUOTED.sub("", line).count(".") > DOT_COUNT_MAX:
+            return number
+    return 0
 
 
 def _long_number(text: str) -> str:

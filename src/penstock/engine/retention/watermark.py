@@ -3,6 +3,9 @@
     free    0 ......... low ........ enough ............................ total
             an episode begins below low and ends at enough
 
+A disk that was full has to have room for the reserve again, or publishes stay refused (R8): on a
+small disk that is more than the watermark, and low until then.
+
 Rule 1: only what retention alone keeps is given up, over all topics by age, and only as much as is
         missing; each segment is counted, each episode is logged.
 Rule 2: publishes are refused only if the flag was set by hand, and only when nothing is left to
@@ -87,13 +90,15 @@ class Room:
         """Begin or end an episode, and make room; returns when to measure again."""
         low_size = total_size * self.percent // 100
         enough_size = low_size + min(low_size // MARGIN_PART, (total_size - low_size) // 2)
-        if not self.low and free_size < low_size:
-            self._begin(free_size, total_size)
-        elif self.low and free_size >= enough_size:
+        reserve_size = self._health.missing_size
+        if not self.low and free_size < max(low_size, reserve_size):
+            self._begin(free_size, total_size, free_size < low_size)
+        elif self.low and free_size >= max(enough_size, reserve_size):
             self._end(free_size, total_size)
         if self.low:
-            self._make_room(enough_size - free_size - self._leaving_size())
-            if self._exhausted or 2 * free_size < low_size:
+            wanted_size = max(enough_size, reserve_size)
+            self._make_room(wanted_size - free_size - self._leaving_size())
+            if 2 * free_size < low_size or (self._exhausted and free_size < enough_size):
                 self._refuse(free_size, total_size)
             return INTERVAL_NS if self._exhausted else INTERVAL_MIN_NS
         return self._next_ns(free_size, low_size)
@@ -112,14 +117,13 @@ class Room:
 
     # ---- an episode
 
-    def _begin(self, free_size: int, total_size: int) -> None:
+    def _begin(self, free_size: int, total_size: int, below: bool) -> None:
         self._retention.room_low = True
         self._count, self._exhausted = 0, False
         log.warning(
-            "disk: %s free, less than --disk-low-watermark (%d %%): retained segments are given up,"
-            " oldest first",
+            "disk: %s free, less than %s: retained segments are given up, oldest first",
             _share(free_size, total_size),
-            self.percent,
+            f"--disk-low-watermark ({self.percent} %)" if below else "the reserve needs",
         )
         for retained in self._retention.retained:
             self._retention.check_soon(retained)  # finished active segments are in the way now

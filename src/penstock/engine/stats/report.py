@@ -25,7 +25,7 @@ from penstock.engine.policy.rules import CHANNEL_KEYS, TOPIC_KEYS
 from penstock.engine.stats.latency import format_ns
 from penstock.engine.stats.memory import Memory
 from penstock.record import record
-from penstock.settings.policy import DEFAULT
+from penstock.settings.policy import DEFAULT, DROP_OLDEST
 from penstock.version import NSQ_VERSION, matched_line
 from penstock.wire import gojson
 
@@ -187,6 +187,8 @@ def _channel(channel: Channel, wanted: Selection) -> dict[str, Any]:
     }
     if (pull := channel.pull) is not None:
         stats["pull"] = pull
+    if channel.topic.policy.overflow == DROP_OLDEST:
+        stats["dropped_count"] = channel.dropped_count  # by its topic's policy
     return stats | _policy(channel, CHANNEL_KEYS, wanted)
 
 
