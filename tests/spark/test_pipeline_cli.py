@@ -225,3 +225,31 @@ available_now = true
     assert stats["topics"][0]["message_count"] == 100
     running = standalone.status(tmp_path / "cluster")
     assert running is not None and len(running["processes"]) == 3
+
+
+def test_a_replay_writes_a_second_table_beside_the_first(nsqd: Nsqd, tmp_path: Path) -> None:
+    """R21: what all have finished is read again, as far as the topic retains it."""
+    nsqd.post("/topic/create?topic=replayed")
+    policy = b'{"retain": "1h"}'
+    assert nsqd.http("PUT", "/policy?topic=replayed", policy).status == 200
+    publish(nsqd, "replayed", [b"1", b"2"])
+    (tmp_path / "table.toml").write_text(
+        f'name = "table"\n[source]\ntopics = "replayed"\n'
+        f'nsqd_http_addresses = "127.0.0.1:{nsqd.http_port}"\n'
+        '[sink]\ntype = "parquet"\npath = "table"\n[trigger]\nonce = true\n'
+    )
+    run = ("pipeline", "run", "table.toml", "--master=local[1]", QUICK_JVM)
+    first = call(tmp_path, *run)
+    assert first.returncode == 0, first.stderr
+    again = (*run, "--replay=-1h", "--output=again")
+    for done, table in (first, "table"), (call(tmp_path, *again), "again"):
+        assert done.returncode == 0, done.stderr
+        files = pyarrow.dataset.dataset(tmp_path / table).files
+        assert files, table
+        rows = pyarrow.dataset.dataset(tmp_path / table).to_table(columns=["body"])
+        assert sorted(rows["body"].to_pylist()) == [b"1", b"2"]
+    refused = call(tmp_path, *again)
+    assert refused.returncode == 1 and "exists already" in refused.stderr
+    wrong = call(tmp_path, *run, "--replay=index:4", "--output=third")
+    assert wrong.returncode == 2 and "flag -replay" in wrong.stderr
+    assert not (tmp_path / "third").exists()

@@ -7,8 +7,9 @@ import logging
 
 import pytest
 
+from penstock.engine.retention.retained import Retained
 from tests.crash.lossy import KEEP, LossyFiles
-from tests.support.engine import HOUR, SECOND, Client, Engine, Received
+from tests.support.engine import HOUR, MS, SECOND, Client, Engine, Received
 from tests.support.retention import retaining
 
 SPACE = 4 << 20
@@ -220,3 +221,41 @@ def test_a_full_reserve_is_freed_also_while_publishes_are_refused() -> None:
         assert client.finish(message.index) == 0
     node.engine.advance(20 * SECOND)
     assert node.engine.components.health.text == "OK" and node.publish("a") is None
+
+
+def test_a_search_over_thousands_of_topics_takes_a_millisecond_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R29: and the oldest segment of all goes first."""
+    node = Node(20)
+    engine, clock = node.engine, node.engine.clock
+    names = [f"t{number}" for number in range(600)]
+    for name in reversed(names):
+        topic = retaining(engine, name, retain_ns=HOUR)
+        topic.create_channel("c#ephemeral")
+        assert engine.publish(name, b"x") is None
+        engine.done(topic.writer.roll_soon())
+        clock.advance(SECOND)
+    engine.advance(SECOND)
+    oldest_ns, longest_ns = Retained.oldest_ns, 0
+
+    def slow(retained: Retained) -> int | None:
+        clock.advance(50_000)
+        return oldest_ns(retained)
+
+    monkeypatch.setattr(Retained, "oldest_ns", slow)
+    node.files.append("/big", [bytes(int(node.files.free_size("/") * 0.9))])
+    for _ in range(2000):
+        if engine.turns.calls:
+            begun_ns = clock.monotonic_ns()
+            engine.turns.calls.popleft()()
+            longest_ns = max(longest_ns, clock.monotonic_ns() - begun_ns)
+        elif engine.disk.works:
+            engine.disk.step()
+        elif not engine.turns.fire():
+            clock.advance(SECOND // 50)
+        if engine.topic(names[-1]).removal.retained.given_up_end:
+            break
+    given_up = [name for name in names if engine.topic(name).removal.retained.given_up_end]
+    assert given_up and given_up == names[-len(given_up) :]
+    assert longest_ns < 15 * MS

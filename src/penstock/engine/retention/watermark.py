@@ -14,6 +14,8 @@ Rule 2: publishes are refused only if the flag was set by hand, and only when no
 Rule 3: the disk is measured once a second, and more often while it fills fast; not at all if it
         would change nothing.  A measurement gives up a bounded number of segments, and what is
         on its way out counts as free.
+Rule 4: with thousands of topics the search for the oldest segments takes a millisecond of a turn
+        of the loop at a time; what it found is used for a second.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from __future__ import annotations
 import errno
 import heapq
 import logging
+from collections.abc import Iterator
+from functools import partial
 
 from penstock.engine.context import Context
 from penstock.engine.health import Health
 from penstock.engine.options import LOW_PERCENT
 from penstock.engine.retention.wakes import Keeping, Retention
+from penstock.engine.rounds import SLICE_NS
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +44,8 @@ MARGIN_PART = 4
 GIVE_UP_COUNT_MAX = 64
 # What was given up and is still there after this long is kept by something else.
 GIVEN_UP_NS = 10_000_000_000
+# How long the topics found to have something to give up are used.
+FOUND_NS = 1_000_000_000
 
 
 class Room:
@@ -57,6 +64,10 @@ class Room:
         self._given_up: dict[Keeping, int] = {}  # when a segment of it was last given up
         self._count = 0  # of this episode
         self._exhausted = False
+        # Topics with something to give up, by the age of that, in a heap; maybe not any more.
+        self._oldest: list[tuple[int, int, Keeping]] = []
+        self._found_ns = 0
+        self._searching = False
 
     @property
     def low(self) -> bool:
@@ -131,6 +142,7 @@ class Room:
     def _end(self, free_size: int, total_size: int) -> None:
         self._retention.room_low = False
         self._given_up.clear()
+        self._oldest.clear()
         self._free_size = -1
         if self._refuses:
             self._health.accept(SOURCE)
@@ -142,32 +154,58 @@ class Room:
 
     def _leaving_size(self) -> int:
         """Bytes that were given up and are still on the disk."""
-        now_ns = self._clock.monotonic_ns()
-        for each in [e for e, at_ns in self._given_up.items() if now_ns - at_ns > GIVEN_UP_NS]:
-            del self._given_up[each]
-        return self._retention.unlinking_size + sum(each.given_up_size for each in self._given_up)
+        now_ns, size = self._clock.monotonic_ns(), self._retention.unlinking_size
+        for each, at_ns in list(self._given_up.items()):
+            left_size = each.given_up_size
+            if left_size and now_ns - at_ns <= GIVEN_UP_NS:
+                size += left_size
+            else:
+                del self._given_up[each]
+        return size
 
     def _make_room(self, missing_size: int) -> None:
         """Give up segments of ``missing_size`` bytes, the oldest of all topics first."""
-        self._exhausted = False
-        if missing_size <= 0:
+        if self._searching:
             return
-        oldest = [
-            (age_ns, number, each)
-            for number, each in enumerate(self._retention.retained)
-            if (age_ns := each.oldest_ns()) is not None
-        ]
-        heapq.heapify(oldest)
+        if missing_size <= 0:
+            self._exhausted = False
+        elif self._oldest and self._clock.monotonic_ns() - self._found_ns < FOUND_NS:
+            self._give_up(missing_size)
+        else:
+            self._searching = True
+            self._oldest.clear()
+            self._search(iter(list(self._retention.retained)), missing_size)
+
+    def _search(self, retained: Iterator[Keeping], missing_size: int) -> None:
+        """Find what may be given up; the rest of it in the next turns."""
+        end_ns = self._clock.monotonic_ns() + SLICE_NS
+        for each in retained:
+            append_ns = each.oldest_ns()
+            if append_ns is not None:
+                self._oldest.append((append_ns, len(self._oldest), each))
+            if self._clock.monotonic_ns() >= end_ns:
+                self._context.turns.soon(partial(self._search, retained, missing_size))
+                return
+        self._searching = False
+        self._found_ns = self._clock.monotonic_ns()
+        heapq.heapify(self._oldest)
+        if self.low:
+            self._give_up(missing_size)
+
+    def _give_up(self, missing_size: int) -> None:
+        oldest = self._oldest
         self._exhausted = not oldest and not self._leaving_size()
         touched: dict[Keeping, None] = {}
         for _ in range(GIVE_UP_COUNT_MAX):
             if not oldest or missing_size <= 0:
                 break
-            _, number, each = oldest[0]
-            missing_size -= each.give_up()
-            self._count += 1
-            touched[each] = None
-            next_ns = each.oldest_ns()
+            append_ns, number, each = oldest[0]
+            kept = each in self._retention.retained  # its topic may be gone
+            if kept and each.oldest_ns() == append_ns:
+                missing_size -= each.give_up()
+                self._count += 1
+                touched[each] = None
+            next_ns = each.oldest_ns() if kept else None
             if next_ns is None:
                 heapq.heappop(oldest)
             else:
