@@ -63,6 +63,7 @@ class Task:
     def stop(self) -> None:
         """End after the batch that is on its way."""
         self._left = 0
+        self.not_before_ns = 0
 
     def pick(self) -> list[int] | None:
         """The next messages to move, ascending; [] to ask again, None if it has ended."""
@@ -180,7 +181,7 @@ class Mover:
         self.tasks: deque[Task] = deque()
         self.owed = owed
         self.queued = False
-        self.waiting = False  # for a time
+        self.wake_ns = 0  # when it is queued again, monotonic; 0: it does not wait
         self.pause_ns = 0  # since an owed batch failed; 0: it did not
 
     @property
@@ -189,8 +190,7 @@ class Mover:
 
     def job(self, now_ns: int) -> Job:
         """The job whose turn it is, or that is due next."""
-        if not self.tasks:
-            return self.owed
-        task = self.tasks[0]
-        late = task.not_before_ns > max(now_ns, self.owed.not_before_ns)
-        return self.owed if late and not self.owed.idle else task
+        jobs: list[Job] = list(self.tasks)  # those at a rate let the others pass
+        if not jobs or not self.owed.idle:
+            jobs.append(self.owed)
+        return min(jobs, key=lambda job: max(job.not_before_ns, now_ns))
