@@ -149,7 +149,7 @@ class Moves:
         picked = job.pick()
         if picked is None and isinstance(job, Task):
             mover.tasks.remove(job)
-            job.ticket.settle()
+            job.ticket.settle(job.error)
         if not picked:
             return settled()
         target = partial(self._target, mover.channel, job)

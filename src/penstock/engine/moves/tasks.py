@@ -44,6 +44,7 @@ class Task:
         self.ticket = Ticket()
         self.moved_count = 0
         self.not_before_ns = 0  # monotonic
+        self.error: OSError | None = None  # why some could not be read
         self._channel = channel
         self._channel_id = channel.id
         self._reason = chosen.reason
@@ -98,6 +99,10 @@ class Task:
             self._indexes.extendleft(reversed(indexes))
         else:
             self._after = indexes[0] - 1
+
+    def unreadable(self, indexes: list[int], error: OSError) -> None:
+        """These could not be read: they stay buried."""
+        self.error = error
 
     def moved(self, count: int, now_ns: int) -> None:
         self.moved_count += count
@@ -165,6 +170,10 @@ class Owed:
     def unread(self, indexes: list[int]) -> None:
         """These were picked and not moved: they are next."""
         self._indexes.extendleft(reversed(indexes))
+
+    def unreadable(self, indexes: list[int], error: OSError) -> None:
+        """These could not be read: they are tried again after the others."""
+        self._indexes.extend(indexes)
 
     def moved(self, count: int, now_ns: int) -> None:
         """Counted by the channel."""

@@ -248,6 +248,33 @@ def test_a_move_by_hand_that_fails_ends_and_says_so() -> None:
     assert bodies(engine, "other") == [b"first", b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_bad_sector_does_not_stop_the_others(by_hand: bool) -> None:
+    engine = Engine(max_bytes_per_file=2000)
+    client = consumer(engine, keys=BURYING)
+    channel = client.channel
+    for number in range(30):
+        engine.publish("t", b"%03d" % number + b"x" * 300)
+    fail_all(client)
+    engine.advance(SECOND)
+    bad = engine.topic("t").log.segments()[1].path
+    engine.files.faults.add(bad, errno.EIO, "pread")
+    if by_hand:
+        task = move(engine, channel, Chosen())
+        assert isinstance(task.ticket.error, OSError)
+    else:
+        channel.apply_policy(policy(max_attempts=1, on_max_attempts=MOVE, dead_topic="other"))
+    engine.advance(SECOND)
+    left = channel.window.buried_count
+    assert 0 < left < 10 and len(bodies(engine, "other")) == 30 - left
+    engine.files.faults.heal()
+    if by_hand:
+        assert move(engine, channel, Chosen()).ticket.error is None
+    engine.advance(2 * MINUTE)
+    assert channel.window.buried_count == 0
+    assert sorted(b[:3] for b in bodies(engine, "other")) == [b"%03d" % i for i in range(30)]
+
+
 def test_a_failed_sync_is_tried_again_and_nothing_is_appended_twice() -> None:
     engine = Engine()
     channel = poisoned(engine, 3)
