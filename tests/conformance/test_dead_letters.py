@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import struct
 import time
@@ -17,6 +18,7 @@ from penstock.errors import ClientError
 from tests.clients.harness import QUICK, consumer_of, run
 from tests.support.client import publish
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Raw
+from tests.support.faults import FaultyNsqd
 from tests.support.waits import eventually, until
 
 
@@ -371,6 +373,18 @@ def test_a_body_that_is_lost_is_told_and_the_others_are_shown(tmp_path: Path) ->
         ids = json.dumps({"ids": [found[2]["id"]]}).encode()
         reply = nsqd.post("/channel/discard?topic=damaged&channel=c", ids)
         assert reply.json == {"discarded": 1, "left": 4}
+        assert "Traceback" not in nsqd.log
+
+
+def test_a_disk_that_cannot_be_read_hides_bodies_and_not_the_page(tmp_path: Path) -> None:
+    with FaultyNsqd(tmp_path) as nsqd:
+        bury_all(nsqd, "unread", 3)
+        nsqd.fault("*.log", errno.EIO, "pread")
+        found = dead(nsqd, "unread")["messages"]
+        assert [(m["lost"], m["attempts"]) for m in found] == [(True, 1)] * 3
+        nsqd.heal()
+        found = dead(nsqd, "unread")["messages"]
+        assert [base64.b64decode(m["body"]) for m in found] == [b"0", b"1", b"2"]
         assert "Traceback" not in nsqd.log
 
 

@@ -8,11 +8,13 @@ from contextlib import suppress
 import pytest
 
 from penstock.engine.moves.sweep import Act, Chosen, Sweep
+from penstock.settings.policy import BURY as ON_EXPIRED
 from penstock.settings.policy import DEFAULT
 from tests.crash.lossy import HOLES, KEEP, LOSE, PREFIX, Crashed, LossyFiles
 from tests.support.engine import SECOND, Client, Engine
 
 BURYING = dataclasses.replace(DEFAULT, max_attempts=1)
+EXPIRING = dataclasses.replace(BURYING, msg_ttl_ns=30 * SECOND, on_expired=ON_EXPIRED)
 
 
 class Life:
@@ -67,6 +69,12 @@ class Life:
         engine.done(engine.topic("t").keeper.rewrite())
         self.sweep(client, Act.KICK, b"c")
         self.sweep(client, Act.DISCARD, b"g")
+        client.ready(0)
+        self.publish(b"h", b"i", b"j")
+        client.channel.apply_policy(EXPIRING)
+        engine.advance(40 * SECOND)
+        self.sweep(client, Act.KICK, b"h")
+        self.sweep(client, Act.DISCARD, b"i")
         engine.advance(3 * SECOND)
 
     def restart(self, mode: str, seed: int) -> None:
@@ -123,7 +131,8 @@ def steps() -> tuple[int, int]:
     first = files.step_count
     life.play()
     life.judge()
-    assert life.kicked == {b"a", b"b", b"c", b"f"} and life.discarded == {b"d", b"g"}
+    assert life.kicked == {b"a", b"b", b"c", b"f", b"h"}
+    assert life.discarded == {b"d", b"g", b"i"}
     return first, files.step_count
 
 

@@ -41,8 +41,8 @@ class MoveApi:
     def move(self, request: Request) -> Response | Pending:
         topic, channel = self._dead.find(request)
         if request.boolean("stop"):
-            task = self._moves.stop(channel)
-            return _counted(channel, task.moved_count if task is not None else 0)
+            stopped = self._moves.stop(channel)
+            return _counted(channel, sum(task.moved_count for task in stopped))
         to = request.argument("to")
         chosen = chosen_by(request, topic)
         rate = request.number("rate", RATE_MAX, minimum=1, absent=0)

@@ -11,7 +11,7 @@ from penstock.engine.channel import NOT_MOVING
 from penstock.engine.context import Context
 from penstock.engine.moves.messages import Message, Reading, read_messages
 from penstock.engine.moves.move import Move, same_high_bits
-from penstock.engine.moves.tasks import BATCH_SIZE_MAX, Job, Mover, Task
+from penstock.engine.moves.tasks import BATCH_SIZE_MAX, Job, Mover, Owed, Task
 from penstock.engine.topic import Topic
 from penstock.errors import MoveError
 
@@ -58,7 +58,12 @@ class Batch:
         self._picked = self._picked[: read.index_count]
         self._channel.moving = frozenset(self._picked)
         self._job.unread(unread)
-        if not read.messages:  # damage took them
+        if not read.messages and isinstance(self._job, Owed):
+            self._end(read.error)  # None: damage took them
+            return
+        if read.error is not None:
+            self._job.unreadable(read.unreadable, read.error)
+        if not read.messages:
             self._end(None)
             return
         try:

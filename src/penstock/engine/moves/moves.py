@@ -73,6 +73,7 @@ class Moves:
         if not mover.pause_ns:
             self._soon(mover)
 
+<<<<<<< HEAD
     def running(self, channel: Channel) -> Task | None:
         """The first task of a channel."""
         mover = self._movers.get(channel)
@@ -84,6 +85,18 @@ class Moves:
         if task is not None:
             task.stop()
         return task
+=======
+    def stop(self, channel: Channel) -> list[Task]:
+        """End the tasks of a channel after the current batch."""
+        mover = self._movers.get(channel)
+        if mover is None or not mover.tasks:
+            return []
+        tasks = list(mover.tasks)
+        for task in tasks:
+            task.stop()
+        self._soon(mover)
+        return tasks
+>>>>>>> work-d
 
     def search(self, channel: Channel) -> None:
         """Move all that is buried and that the channel's policy moves."""
@@ -122,16 +135,17 @@ class Moves:
             self._movers.pop(mover.channel, None)
         elif not self._context.supervisor.exiting:
             now_ns = self._clock.monotonic_ns()
-            wait_ns = mover.job(now_ns).not_before_ns - now_ns
-            if wait_ns <= 0:
+            due_ns = mover.job(now_ns).not_before_ns
+            if due_ns <= now_ns:
                 self._soon(mover)
-            elif not mover.waiting:
-                mover.waiting = True
-                self._context.turns.after(wait_ns, partial(self._waited, mover))
+            elif not mover.wake_ns or due_ns < mover.wake_ns:
+                mover.wake_ns = due_ns
+                self._context.turns.after(due_ns - now_ns, partial(self._waited, mover, due_ns))
 
-    def _waited(self, mover: Mover) -> None:
-        mover.waiting = False
-        self._soon(mover)
+    def _waited(self, mover: Mover, due_ns: int) -> None:
+        if mover.wake_ns == due_ns:  # otherwise an earlier one was set since, and has come
+            mover.wake_ns = 0
+            self._soon(mover)
 
     def _forget(self, mover: Mover) -> None:
         self._movers.pop(mover.channel, None)
@@ -148,7 +162,8 @@ class Moves:
             return settled()
         picked = job.pick()
         if picked is None and isinstance(job, Task):
-            mover.tasks.popleft().ticket.settle()
+            mover.tasks.remove(job)
+            job.ticket.settle(job.error)
         if not picked:
             return settled()
         target = partial(self._target, mover.channel, job)

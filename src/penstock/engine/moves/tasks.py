@@ -44,6 +44,7 @@ class Task:
         self.ticket = Ticket()
         self.moved_count = 0
         self.not_before_ns = 0  # monotonic
+        self.error: OSError | None = None  # why some could not be read
         self._channel = channel
         self._channel_id = channel.id
         self._reason = chosen.reason
@@ -63,6 +64,7 @@ class Task:
     def stop(self) -> None:
         """End after the batch that is on its way."""
         self._left = 0
+        self.not_before_ns = 0
 
     def pick(self) -> list[int] | None:
         """The next messages to move, ascending; [] to ask again, None if it has ended."""
@@ -97,6 +99,10 @@ class Task:
             self._indexes.extendleft(reversed(indexes))
         else:
             self._after = indexes[0] - 1
+
+    def unreadable(self, indexes: list[int], error: OSError) -> None:
+        """These could not be read: they stay buried."""
+        self.error = error
 
     def moved(self, count: int, now_ns: int) -> None:
         self.moved_count += count
@@ -165,6 +171,10 @@ class Owed:
         """These were picked and not moved: they are next."""
         self._indexes.extendleft(reversed(indexes))
 
+    def unreadable(self, indexes: list[int], error: OSError) -> None:
+        """These could not be read: they are tried again after the others."""
+        self._indexes.extend(indexes)
+
     def moved(self, count: int, now_ns: int) -> None:
         """Counted by the channel."""
 
@@ -180,7 +190,7 @@ class Mover:
         self.tasks: deque[Task] = deque()
         self.owed = owed
         self.queued = False
-        self.waiting = False  # for a time
+        self.wake_ns = 0  # when it is queued again, monotonic; 0: it does not wait
         self.pause_ns = 0  # since an owed batch failed; 0: it did not
 
     @property
@@ -189,8 +199,7 @@ class Mover:
 
     def job(self, now_ns: int) -> Job:
         """The job whose turn it is, or that is due next."""
-        if not self.tasks:
-            return self.owed
-        task = self.tasks[0]
-        late = task.not_before_ns > max(now_ns, self.owed.not_before_ns)
-        return self.owed if late and not self.owed.idle else task
+        jobs: list[Job] = list(self.tasks)  # those at a rate let the others pass
+        if not jobs or not self.owed.idle:
+            jobs.append(self.owed)
+        return min(jobs, key=lambda job: max(job.not_before_ns, now_ns))

@@ -156,11 +156,39 @@ def test_a_rate_limits_a_move_and_it_can_be_stopped() -> None:
     assert task.left == 500 - task.moved_count and task.moved_count == 10
     engine.advance(2 * SECOND)
     assert 190 <= task.moved_count <= 220 and not task.ticket.done
-    assert engine.components.moves.stop(channel) is task
+    assert engine.components.moves.stop(channel) == [task]
     engine.advance(SECOND)
     assert task.ticket.done and task.moved_count <= 230
-    assert engine.components.moves.stop(channel) is None
+    assert engine.components.moves.stop(channel) == []
     assert channel.window.buried_count == 500 - task.moved_count == 500 - channel.moved_count
+
+
+def test_a_move_at_a_rate_lets_others_pass() -> None:
+    engine = Engine()
+    channel = poisoned(engine, 500)
+    slow = move(engine, channel, Chosen(), rate=1)
+    fast = move(engine, channel, Chosen(None, 50))
+    assert fast.ticket.done and (slow.moved_count, fast.moved_count) == (1, 50)
+    other = move(engine, channel, Chosen(), rate=10)
+    engine.advance(10 * SECOND)
+    assert 9 <= slow.moved_count <= 12 and 90 <= other.moved_count <= 120
+    assert engine.components.moves.stop(channel) == [slow, other]
+    engine.settle()
+    assert slow.ticket.done and other.ticket.done
+
+
+def test_a_move_at_a_rate_does_not_wait_for_a_dead_topic_that_fails() -> None:
+    engine = Engine()
+    client = consumer(engine)
+    engine.publish("t", *[b"%d" % i for i in range(100)])
+    engine.publish("t.c.dead", b"first")
+    engine.publish("other", b"first")
+    engine.topic("t.c.dead").apply_policy(policy(max_messages=1))
+    fail_all(client)
+    engine.advance(5 * MINUTE)  # it is tried once a minute now
+    task = move(engine, client.channel, Chosen(), rate=10)
+    engine.advance(5 * SECOND)
+    assert 45 <= task.moved_count <= 55
 
 
 def test_only_topics_that_keep_messages_are_moved_to() -> None:
@@ -218,6 +246,33 @@ def test_a_move_by_hand_that_fails_ends_and_says_so() -> None:
     assert channel.window.buried_count == 3
     assert move(engine, channel, Chosen()).moved_count == 3
     assert bodies(engine, "other") == [b"first", b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_bad_sector_does_not_stop_the_others(by_hand: bool) -> None:
+    engine = Engine(max_bytes_per_file=2000)
+    client = consumer(engine, keys=BURYING)
+    channel = client.channel
+    for number in range(30):
+        engine.publish("t", b"%03d" % number + b"x" * 300)
+    fail_all(client)
+    engine.advance(SECOND)
+    bad = engine.topic("t").log.segments()[1].path
+    engine.files.faults.add(bad, errno.EIO, "pread")
+    if by_hand:
+        task = move(engine, channel, Chosen())
+        assert isinstance(task.ticket.error, OSError)
+    else:
+        channel.apply_policy(policy(max_attempts=1, on_max_attempts=MOVE, dead_topic="other"))
+    engine.advance(SECOND)
+    left = channel.window.buried_count
+    assert 0 < left < 10 and len(bodies(engine, "other")) == 30 - left
+    engine.files.faults.heal()
+    if by_hand:
+        assert move(engine, channel, Chosen()).ticket.error is None
+    engine.advance(2 * MINUTE)
+    assert channel.window.buried_count == 0
+    assert sorted(b[:3] for b in bodies(engine, "other")) == [b"%03d" % i for i in range(30)]
 
 
 def test_a_failed_sync_is_tried_again_and_nothing_is_appended_twice() -> None:
