@@ -73,19 +73,11 @@ class Moves:
         if not mover.pause_ns:
             self._soon(mover)
 
-<<<<<<< HEAD
     def running(self, channel: Channel) -> Task | None:
         """The first task of a channel."""
         mover = self._movers.get(channel)
         return mover.tasks[0] if mover is not None and mover.tasks else None
 
-    def stop(self, channel: Channel) -> Task | None:
-        """End the first task of a channel after its current batch."""
-        task = self.running(channel)
-        if task is not None:
-            task.stop()
-        return task
-=======
     def stop(self, channel: Channel) -> list[Task]:
         """End the tasks of a channel after the current batch."""
         mover = self._movers.get(channel)
@@ -96,7 +88,6 @@ class Moves:
             task.stop()
         self._soon(mover)
         return tasks
->>>>>>> work-d
 
     def search(self, channel: Channel) -> None:
         """Move all that is buried and that the channel's policy moves."""
