@@ -73,17 +73,13 @@ class Moves:
         if not mover.pause_ns:
             self._soon(mover)
 
-    def running(self, channel: Channel) -> Task | None:
-        """The first task of a channel."""
-        mover = self._movers.get(channel)
-        return mover.tasks[0] if mover is not None and mover.tasks else None
-
     def stop(self, channel: Channel) -> Task | None:
         """End the first task of a channel after its current batch."""
-        task = self.running(channel)
-        if task is not None:
-            task.stop()
-        return task
+        mover = self._movers.get(channel)
+        if mover is None or not mover.tasks:
+            return None
+        mover.tasks[0].stop()
+        return mover.tasks[0]
 
     def search(self, channel: Channel) -> None:
         """Move all that is buried and that the channel's policy moves."""
@@ -93,6 +89,11 @@ class Moves:
         mover.owed.search()
         if not mover.pause_ns:
             self._soon(mover)
+
+    def running(self, channel: Channel) -> Task | None:
+        """The first task of a channel."""
+        mover = self._movers.get(channel)
+        return mover.tasks[0] if mover is not None and mover.tasks else None
 
     def start(self) -> None:
         """Move what the last process owed."""
