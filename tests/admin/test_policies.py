@@ -189,7 +189,14 @@ def test_bounds_are_bars_and_the_last_hour_is_counted(tab: Tab, cluster: Cluster
     expect(tab.page.locator("#policy .note").first).to_contain_text("in the last hour: 3 refused")
     view = cluster.admin.view("/topics/bounded")
     assert view["bounds"] == [
-        {"name": "max_messages", "used": 4, "limit": 4, "unit": "messages", "set": "4"},
+        {
+            "name": "max_messages",
+            "used": 4,
+            "limit": 4,
+            "unit": "messages",
+            "set": "4",
+            "node": cluster.node(0),
+        },
     ]
     assert view["hour"] == [{"count": 3, "what": "refused"}]
     nsqd.post("/topic/delete?topic=bounded")

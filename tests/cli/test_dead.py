@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -124,6 +125,18 @@ def test_a_rate_is_passed_on(pair: Pair) -> None:
     eventually(lambda: buried(pair[0], "rated") == 0)
 
 
+def test_what_runs_at_a_rate_is_stopped(pair: Pair) -> None:
+    poison(pair[0], "stopped", *[b"%d" % i for i in range(30)])
+    where = "/channel/dead?topic=stopped&channel=c"
+    for action, flag in (("kick", []), ("move", ["--to=elsewhere"]), ("discard", ["--yes"])):
+        done = dead(action, *place("stopped", pair[0]), "--rate=1", *flag)
+        assert done.returncode == 0, done.stderr
+        done = dead(action, *place("stopped", pair[0]), "--stop")
+        assert re.search(r": (kicked|moved|discarded) [1-9]\d*, \d+ buried$", lines(done)[0])
+        assert eventually(lambda: "running" not in pair[0].get(where).json)
+    assert 15 < buried(pair[0], "stopped") < 28
+
+
 def test_nothing_is_discarded_without_a_yes(pair: Pair) -> None:
     poison(pair[0], "lost", b"1", b"2")
     done = dead("discard", *place("lost", pair[0]))
@@ -165,6 +178,11 @@ def test_a_channel_that_exists_on_one_node_only_is_no_failure(pair: Pair) -> Non
         (["kick", "--nsqd-http-address=x:1", "--topic=t", "--channel=c", "--count=-1"], "count"),
         (["move", "--nsqd-http-address=x:1", "--topic=t", "--channel=c"], "--to must be"),
         (["move", "--nsqd-http-address=x:1", "--topic=t", "--channel=c", "--to=t"], "another"),
+        (["list", "--nsqd-http-address=x:1", "--topic=t", "--channel=c", "--stop"], "--stop is"),
+        (
+            ["kick", "--nsqd-http-address=x:1", "--topic=t", "--channel=c", "--stop", "--rate=1"],
+            "-",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], told: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,19 @@ def test_a_node_without_drains_is_told() -> None:
         done = drain(f"127.0.0.1:{endpoint.port}")
     assert done.returncode == 1
     assert b"cannot do this: it is NSQ's own, or an earlier version" in done.stderr
+
+
+def test_a_node_that_is_started_again_at_once_was_drained(nsqd: Nsqd, tmp_path: Path) -> None:
+    nsqd.post("/topic/delete?topic=orders")
+    with Tool(tmp_path, "penstock", "drain", address(nsqd), "--wait") as tool:
+        tool.until(lambda: b": drained" in tool.output)
+        time.sleep(0.3)  # it asks for the start time
+        tool.send(signal.SIGSTOP)
+        assert nsqd.wait(10) == 0
+        nsqd.start()
+        tool.send(signal.SIGCONT)
+        assert tool.wait() == 0, tool.log
+        assert tool.output.decode().endswith(f"{address(nsqd)}: ended, and was started again\n")
 
 
 def test_waiting_for_a_node_that_is_not_drained_fails(nsqd: Nsqd) -> None:

@@ -302,6 +302,12 @@ def test_a_handover_waits_for_its_node_and_can_be_cancelled(tmp_path: Path) -> N
         drain(nsqd, other)
         wait_until(lambda: state(nsqd)["handover_error"])
         assert state(nsqd)["left"]["deferred"] == 5
+        assert state(nsqd)["handover_error"].count(f":{other.http_port}") == 1
+        assert drain(nsqd)["handover_error"] is None
+        time.sleep(1.2)  # it had been tried again by now
+        assert state(nsqd)["handover_error"] is None and state(nsqd)["to"] is None
+        drain(nsqd, other)
+        wait_until(lambda: state(nsqd)["handover_error"])
         assert nsqd.http("DELETE", "/drain").json == {"state": "off"}
         assert deferred_count(nsqd) == 5
         assert nsqd.post("/pub?topic=t0&defer=100", b"soon").status == 200

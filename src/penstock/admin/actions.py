@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,9 +72,17 @@ class Actions:
         self.upstream = cluster.upstream
 
     async def create(
-        self, topic: str, channel: str = "", address: str = "", start: str = ""
+        self,
+        topic: str,
+        channel: str = "",
+        address: str = "",
+        start: str = "",
+        foreign: AbstractSet[str] = frozenset(),
     ) -> Outcome:
-        """``start``: where the channel starts; empty as its topic's policy says."""
+        """``start``: where the channel starts; empty as its topic's policy says.
+
+        ``foreign``: the addresses of NSQ's own nsqds, which create the channel and ignore it.
+        """
         outcome = Outcome()
         where = {"start": start} if start else {}
         lookupds = self._cluster.lookupds()
@@ -82,14 +91,16 @@ class Actions:
             made = await self._on_nsqds(outcome, nodes, "/topic/create", topic=topic)
             if channel:
                 names = {"topic": topic, "channel": channel, **where}
-                await self._on_nsqds(outcome, made, "/channel/create", **names)
+                made = await self._on_nsqds(outcome, made, "/channel/create", **names)
+                outcome.failures += _unstarted(made, start, foreign)
             return outcome
         await self._on_lookupds(outcome, "/topic/create", topic=topic)
         if channel:
             names = {"topic": topic, "channel": channel}
             await self._on_lookupds(outcome, "/channel/create", **names)
             producers = await self._producers(outcome, topic)
-            await self._on_nsqds(outcome, producers, "/channel/create", **names, **where)
+            made = await self._on_nsqds(outcome, producers, "/channel/create", **names, **where)
+            outcome.failures += _unstarted(made, start, foreign)
         return outcome
 
     async def delete(
@@ -291,6 +302,11 @@ async def _do(
         DaemonResult(address, error.text, error.short) for address, error in failures.items()
     ]
     return list(answers)
+
+
+def _unstarted(made: Iterable[str], start: str, foreign: AbstractSet[str]) -> list[str]:
+    why = "the channel begins with the next message there: it is NSQ's own, or an earlier version"
+    return [f"{address}: {why}" for address in made if start and address in foreign]
 
 
 def _target(action: str, topic: str, channel: str) -> tuple[str, dict[str, str]]:

@@ -1,8 +1,8 @@
 """What policies do: how full topics are, and what was refused, dropped or moved in the last hour.
 
     /stats      "policy": {"max_bytes": "10GB"}, "unfinished_bytes": 123, "refused_count": 5
-    BOUND       name, used, limit, unit ("bytes" or "messages"), set (the limit as it was set): of
-                the node that is fullest
+    BOUND       name, used, limit, unit ("bytes" or "messages"), set (the limit as it was set),
+                node: the one that is fullest
     hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
 
 Rule 1: a node's counters are its own.  After its restart they have counted from zero.  What was
@@ -75,10 +75,10 @@ def _number(value: object) -> int:
     return value
 
 
-def bounds(parts: Iterable[TopicPart]) -> list[View]:
-    """How full a topic is: for each bound the node with the largest share."""
+def bounds(parts: Iterable[tuple[str, TopicPart]]) -> list[View]:
+    """How full a topic is, by its parts on nodes: for each bound the one with the largest share."""
     fullest: dict[str, tuple[float, View]] = {}
-    for part in parts:
+    for node, part in parts:
         for key, used_key, unit in (
             ("max_bytes", "unfinished_bytes", "bytes"),
             ("max_messages", "unfinished_count", "messages"),
@@ -88,7 +88,7 @@ def bounds(parts: Iterable[TopicPart]) -> list[View]:
                 continue
             share = used / limit
             if key not in fullest or share > fullest[key][0]:
-                view = {"name": key, "used": used, "limit": limit, "unit": unit}
+                view = {"name": key, "used": used, "limit": limit, "unit": unit, "node": node}
                 fullest[key] = (share, view | {"set": str(part.policy[key])[:TEXT_SIZE_MAX]})
     return [view for _, view in fullest.values()]
 

@@ -147,7 +147,9 @@ class Posted:
             start = checked_place(fields.get("start", ""), start=True)
             if start and not channel:
                 raise HttpError(400, "INVALID_CHANNEL")
-            return await actions.create(topic, channel, address, start)
+            nodes = (await self._sampler.first()).nodes.values()
+            foreign = {part.address for part in nodes if part.answered and not part.own}
+            return await actions.create(topic, channel, address, start, foreign)
         if action in ("preview", "seek"):
             return await self._seek(action, topic, channel, address, fields)
         if action in dead_letters.DONE:

@@ -136,7 +136,7 @@ async def topic(admin: Admin, name: str) -> View:
         "readers": read_by,
         "latency": rows.latency(part.latency for _, part in parts),
         "policy": policy.shown,
-        "bounds": effects.bounds(part for _, part in parts),
+        "bounds": effects.bounds((node.node, part) for node, part in parts),
         "hour": admin.effects.hour(name),
         "chart": admin.history.chart(("topic", name)),
     }

@@ -89,6 +89,7 @@ class DeadOptions(NodeOptions):
         maximum=1_000_000,
         own=True,
     )
+    stop: bool = boolean("Messages", False, "end what runs at a rate, on all nodes", own=True)
     yes: bool = boolean("Messages", False, "discard without a question", own=True)
     body_size: int = integer(
         "Output", 60, "bytes of each body that list shows", minimum=0, maximum=65_536, own=True
@@ -143,6 +144,10 @@ def checked(action: str, ids: Sequence[str], options: DeadOptions) -> DeadOption
             raise OptionError(f'"{id}" is not the id of a message: 16 hexadecimal digits')
     if ids and (options.count or options.reason or options.rate):
         raise OptionError("with ids, --count, --reason and --rate have no meaning")
+    if options.stop:
+        if action == LIST or ids or options.count or options.reason or options.rate or options.to:
+            raise OptionError("--stop is for kick, move and discard, without a choice of messages")
+        return options
     if action == "move":
         if not is_valid_name(options.to) or is_ephemeral(options.to):
             raise OptionError("--to must be the name of a topic that is not ephemeral")
@@ -162,6 +167,8 @@ async def run(action: str, ids: Sequence[str], options: DeadOptions, signals: Si
     failed = [answer for answer in counted if not answer.ok]
     if action == LIST:
         failed += await dead.show(found)
+    elif options.stop:
+        failed += await dead.end(action, found)
     elif found:
         if action == "discard" and not options.yes and not confirmed(counted, ids, options):
             return 1
@@ -272,6 +279,20 @@ class Dead:
                     break
             if self._stop.is_set():
                 break
+        return failed
+
+    async def end(self, action: str, addresses: Sequence[str]) -> list[NodeAnswer]:
+        """Stop what runs at a rate; print what it has done; return what failed."""
+        failed: list[NodeAnswer] = []
+        for node in addresses:
+            answer = await self._ask(node, action, {**self._place, "stop": "true"}, None)
+            done, remaining = _int(answer, DONE[action]), _int(answer, "left")
+            if not answer.ok:
+                failed.append(answer)
+            elif self._options.json:
+                print(json.dumps({"node": node, DONE[action]: done, "left": remaining}))
+            else:
+                print(f"{node}: {DONE[action]} {done}, {remaining} buried")
         return failed
 
     async def _act_on(

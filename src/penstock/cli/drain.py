@@ -136,6 +136,7 @@ class Watch:
         self._node = node
         self._as_json = options.json
         self._begun = not options.status
+        self._started: Any = None  # the node's start time
         self._shown = ""
         self._shown_s = 0.0
 
@@ -148,8 +149,14 @@ class Watch:
             now_s = loop.time()
             if answer.ok:
                 answered_s = now_s
+                ending = self.drained
+                if ending and await self._start_time() != self._started:
+                    print(f"{self._node}: ended, and was started again", flush=True)
+                    return
                 if not self._show(answer.body, now_s):
                     return
+                if self.drained and not ending:
+                    self._started = await self._start_time()
             elif self.drained and answer.status == 0:
                 print(f"{self._node}: ended", flush=True)
                 return
@@ -157,6 +164,10 @@ class Watch:
                 self._fail(answer)
                 return
             await asyncio.sleep(POLL_S)
+
+    async def _start_time(self) -> Any:
+        answer = await self._nodes.ask(self._node, "GET", "/info", {})
+        return answer.body.get("start_time") if isinstance(answer.body, dict) else self._started
 
     def _show(self, body: Any, now_s: float) -> bool:
         """Print the state if it has changed or is old; return whether to go on waiting."""

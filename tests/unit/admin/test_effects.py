@@ -118,14 +118,20 @@ def test_a_bound_is_that_of_the_fullest_node() -> None:
         told = {"policy": {"max_bytes": limit, "max_messages": 10}, "unfinished_bytes": used}
         return node("a", topic=told)
 
-    parts = [each.topics["t"] for each in (part(50, "1KB"), part(80, "100"), part(900, "1MB"))]
+    nodes = (part(50, "1KB"), part(80, "100"), part(900, "1MB"))
+    parts = [(name, each.topics["t"]) for name, each in zip("abc", nodes, strict=True)]
     assert bounds(parts) == [
-        {"name": "max_bytes", "used": 80, "limit": 100, "unit": "bytes", "set": "100"},
+        {
+            "name": "max_bytes",
+            "used": 80,
+            "limit": 100,
+            "unit": "bytes",
+            "set": "100",
+            "node": "b",
+        },
     ]
-    assert (
-        bounds([node("a", topic={"policy": {"max_bytes": "x"}, "unfinished_bytes": 1}).topics["t"]])
-        == []
-    )
+    wrong = node("a", topic={"policy": {"max_bytes": "x"}, "unfinished_bytes": 1})
+    assert bounds([("a", wrong.topics["t"])]) == []
 
 
 @pytest.mark.parametrize(

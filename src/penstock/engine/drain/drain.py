@@ -130,6 +130,7 @@ class Drain:
             log.info("NSQ: draining: deferred messages are handed over to %s", to)
         else:
             self.handover.stop()
+        self.handover.error = ""  # of another node
         saved = self.change(replace(record, to=to))
         saved.add(lambda _: self.check())
         return saved
@@ -194,7 +195,7 @@ class Drain:
             "to": record.to or (intent.address if intent is not None else None),
             "handed_over": record.handed_over,
             "handing_over": 0 if intent is None else intent.count,
-            "handover_error": self.handover.error or None,
+            "handover_error": self.handover.error or None if self.handover.wanted else None,
         }
         left = self.left
         answer["left"] = None if left is None else left.counts()

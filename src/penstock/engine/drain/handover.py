@@ -285,7 +285,7 @@ def _key(intent: HandoverIntent) -> dict[str, Any]:
 
 def _text(address: str, status: int, fields: dict[str, Any]) -> str:
     message, detail = fields.get("message", ""), fields.get("detail", "")
-    text = f"{address} answers {status} {message}" if status else f"{address}: {message}"
+    text = f"{address} answers {status} {message}" if status else str(message)
     return f"{text}: {detail}" if detail else text
 
 

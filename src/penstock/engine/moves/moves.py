@@ -73,11 +73,6 @@ class Moves:
         if not mover.pause_ns:
             self._soon(mover)
 
-    def running(self, channel: Channel) -> Task | None:
-        """The first task of a channel."""
-        mover = self._movers.get(channel)
-        return mover.tasks[0] if mover is not None and mover.tasks else None
-
     def stop(self, channel: Channel) -> list[Task]:
         """End the tasks of a channel after the current batch."""
         mover = self._movers.get(channel)
@@ -97,6 +92,11 @@ class Moves:
         mover.owed.search()
         if not mover.pause_ns:
             self._soon(mover)
+
+    def running(self, channel: Channel) -> Task | None:
+        """The first task of a channel."""
+        mover = self._movers.get(channel)
+        return mover.tasks[0] if mover is not None and mover.tasks else None
 
     def start(self) -> None:
         """Move what the last process owed."""
