@@ -10,6 +10,7 @@ import pytest
 
 from penstock.cli.dump import main
 from penstock.core.batches import STAGED
+from penstock.core.buried import ATTEMPTS, BURY, Buried
 from penstock.core.crc32c import crc32c
 from penstock.core.slots import SlotBatch
 from penstock.storage import ledger
@@ -18,6 +19,7 @@ from penstock.storage.drain import DrainRecord, HandoverIntent, encode_drain
 from penstock.storage.files import Files
 from penstock.storage.journal import (
     encode_begun,
+    encode_buried,
     encode_channel,
     encode_gone,
     encode_progress,
@@ -26,6 +28,7 @@ from penstock.storage.journal import (
     encode_seek,
     encode_synced,
     encode_topic,
+    encode_unburied,
 )
 from penstock.storage.metadata import ChannelEntry, TopicEntry, write_metadata
 from penstock.storage.node import load_node
@@ -146,6 +149,23 @@ def test_a_seek_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         "seek old_id=1 id=5 name=c start=50 paused=False defer_stamp=0"
         " begun=2027-01-15T08:00:00.000000Z below=200",
         "begun id=6 begun=2027-01-15T08:00:00.000000Z below=210",
+    ]
+
+
+def test_buried_messages_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Buried()
+    table.put(7, 3, ATTEMPTS, 1_800_000_000_000_000_000, "worker 10.0.0.7:5123")
+    table.put(9, 1, BURY, 1_800_000_000_000_000_000, text="no such order")
+    path = tmp_path / "journal"
+    kicked = encode_unburied(1, (7).to_bytes(8, "big") + (8).to_bytes(8, "big"), kicked=True)
+    damaged = encode_buried(1, b"\0\0x")
+    path.write_bytes(encode_buried(1, table.drain()[0]) + kicked + damaged)
+    assert main([str(path)]) == 0
+    assert [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()] == [
+        "buried id=1 [7(attempts attempts=3 at=2027-01-15T08:00:00.000000Z 'worker 10.0.0.7:5123'),"
+        "9(bury attempts=1 at=2027-01-15T08:00:00.000000Z 'no such order')]",
+        "unburied id=1 kicked runs=[7..7]",
+        "buried id=1 a BURIED record is cut",
     ]
 
 

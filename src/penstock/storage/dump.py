@@ -19,10 +19,11 @@ from penstock.core.batches import (
     STAGED,
     TIMESTAMP_FIELD,
 )
+from penstock.core.buried import Buried
 from penstock.core.slots import parse_record
 from penstock.core.tables import Tables
 from penstock.errors import StorageError
-from penstock.storage import journal, ledger
+from penstock.storage import burials, journal, ledger
 from penstock.storage.drain import decode_drain
 from penstock.storage.dump_staging import dump_ledger, dump_staging
 from penstock.storage.files import Files
@@ -57,6 +58,8 @@ _RECORDS = {
     journal.READER: "reader",
     journal.FILE: "file",
     journal.POLICY: "policy",
+    journal.BURIED: "buried",
+    journal.UNBURIED: "unburied",
     journal.MOVED: "moved",
     journal.SEEK: "seek",
     journal.BEGUN: "begun",
@@ -241,14 +244,18 @@ def _record(kind: int, payload: bytes) -> str:
         return f"id={id} reader={reader}"
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
-        shown_runs = short([f"{start}..{end - 1}" for start, end in runs])
         shown_marks = short(
             [
                 f"{index}(attempts={attempts}" + (f" due={time_of(due_ns)})" if due_ns else ")")
                 for index, attempts, due_ns in marks
             ]
         )
-        return f"id={id} low={low} runs={shown_runs} marks={shown_marks}"
+        return f"id={id} low={low} runs={_runs(runs)} marks={shown_marks}"
+    if kind == journal.BURIED:
+        return _buried(payload)
+    if kind == journal.UNBURIED:
+        id, kicked, runs = burials.decode_unburied(payload)
+        return f"id={id} {'kicked' if kicked else 'finished'} runs={_runs(runs)}"
     if kind == journal.SYNCED:
         base, offset = journal.decode_synced(payload)
         return f"base={base} offset={offset}"
@@ -265,6 +272,26 @@ def _record(kind: int, payload: bytes) -> str:
     if kind == journal.GONE:
         return f"id={int.from_bytes(payload, 'big')}"
     return f"{len(payload)} bytes"
+
+
+def _runs(runs: list[journal.Run]) -> str:
+    return short([f"{start}..{end - 1}" for start, end in runs])
+
+
+def _buried(payload: bytes) -> str:
+    id, body = burials.decode_buried(payload)
+    table = Buried()
+    try:
+        table.load(body)
+    except ValueError as error:
+        return f"id={id} {error}"
+    shown = [
+        f"{index}({reason} attempts={attempts} at={time_of(buried_ns)}"
+        + "".join(f" {value!r}" for value in (text, client) if value)
+        + ")"
+        for index, reason, text, attempts, buried_ns, client in table.page(-1, len(table))
+    ]
+    return f"id={id} {short(shown)}"
 
 
 def _policy(payload: bytes) -> str:
