@@ -167,8 +167,8 @@ def top_line(text: str, key: str) -> int:
     return next((number for number, line in enumerate(lines, 1) if named.match(line)), 1)
 
 
-# What is not closed goes on to the end of the line: to search for its end again and again would take
-# the square of the line.
+# What is not closed goes on to the end of the line: to search for its end again and again would
+# take the square of the line.
 _QUOTED = re.compile(r"""\#.*|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)""")
 _NUMBER = re.compile(rf"[0-9_]{{{sys.int_info.default_max_str_digits + 1},}}")
 
