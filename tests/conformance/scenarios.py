@@ -365,6 +365,34 @@ class DeadTopicScenarios(ClientScenarios):
         with self.start(nsqd) as client:
             assert client.try_publish("full", b"y") is None
 
+    def test_a_consumer_goes_on_when_what_it_holds_is_dropped(self, nsqd: Nsqd) -> None:
+        """R20: the places of the dropped messages are free again, and the newest ones come."""
+        bounded(nsqd, "flowing", {"max_messages": 16, "overflow": "drop-oldest"})
+        with self.start(nsqd) as consumer:
+            consumer.subscribe("flowing", "c", ready=2)
+            assert nsqd.post("/mpub?topic=flowing", b"held 1\nheld 2").status == 200
+            held = {consumer.take().body for _ in range(2)}
+            assert held == {b"held 1", b"held 2"}
+            for number in range(64):
+                assert nsqd.post("/pub?topic=flowing", b"%d" % number).status == 200
+            came: list[bytes] = []
+            while b"63" not in came:
+                delivery = consumer.take()
+                came.append(delivery.body)
+                consumer.finish(delivery)
+            assert came[-10:] == [b"%d" % number for number in range(54, 64)]
+            assert not held & set(came)
+
+            def finished() -> bool:
+                # A client that closes after a late FIN has connected again, and gets the rest.
+                for delivery in consumer.taken():
+                    consumer.finish(delivery)
+                channel = nsqd.channel("flowing", "c")
+                return channel["depth"] == channel["in_flight_count"] == 0
+
+            assert eventually(finished)
+        assert nsqd.channel("flowing", "c")["dropped_count"] >= 48
+
 
 def bounded(nsqd: Nsqd, topic: str, policy: dict[str, object]) -> None:
     """A topic with the channel c and a policy."""

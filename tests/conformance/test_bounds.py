@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.client.consumer import Consumer
+from penstock.client.message import Message
 from penstock.client.producer import Producer
 from penstock.errors import RefusedError
 from penstock.wire import commands
@@ -177,3 +179,39 @@ def test_a_consumer_goes_on_after_its_messages_in_flight_were_dropped(nsqd: Nsqd
             consumer.fin(message)
     metrics = nsqd.get("/metrics").text
     assert 'penstock_channel_dropped_total{topic="dropped",channel="c"}' in metrics
+
+
+def test_our_client_goes_on_when_what_it_holds_is_dropped(nsqd: Nsqd) -> None:
+    """A finish that comes too late is no reason to connect again."""
+    bounded(nsqd, "ours", max_messages=16, overflow="drop-oldest")
+    address = f"127.0.0.1:{nsqd.tcp_port}"
+
+    async def run() -> list[bytes]:
+        held, last, came = asyncio.Event(), asyncio.Event(), []
+
+        async def handle(message: Message) -> None:
+            came.append(message.body)
+            if message.body.startswith(b"held"):
+                await held.wait()
+            if message.body == b"last":
+                last.set()
+
+        consumer = Consumer("ours", "c", handle, nsqd_tcp_addresses=[address], max_in_flight=2)
+        async with Producer([address]) as producer:
+            await consumer.start()
+            await producer.publish("ours", b"held 1")
+            await producer.publish("ours", b"held 2")
+            while len(came) < 2:
+                await asyncio.sleep(0.01)
+            for number in range(64):
+                await producer.publish("ours", b"%d" % number)
+            held.set()
+            await producer.publish("ours", b"last")
+            await asyncio.wait_for(last.wait(), 30)
+        await consumer.stop()
+        return came
+
+    came = asyncio.run(run())
+    assert came[:2] == [b"held 1", b"held 2"] and came.count(b"held 1") == 1
+    channel = nsqd.channel("ours", "c")
+    assert channel["dropped_count"] > 0 and channel["depth"] == channel["in_flight_count"] == 0

@@ -8,7 +8,8 @@ which deferred messages are due and wait.  What must hold after each step:
                 and refused only if the log has as many bytes;
   drop-oldest   nothing is refused; what is gone are the oldest messages, on all channels alike,
                 and counted; no more than needed, to a file;
-  both          what was accepted and not dropped is there, and nothing else, over kills too.
+  both          what was accepted and not dropped is there, and nothing else, over kills too;
+                what retention alone keeps is no burden; nothing is missing above `whole_from`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ class BoundsMachine(RuleBasedStateMachine):
         count_max=st.sampled_from([0, 1, 3, 8, 30]),
         size_max=st.sampled_from([0, 0, 2000, 6000]),
         overflow=st.sampled_from(["refuse", "drop-oldest"]),
+        retain=st.sampled_from(["0", "10s", "1h"]),
         seed=st.integers(0, 1000),
     )
-    def begin(self, count_max: int, size_max: int, overflow: str, seed: int) -> None:
+    def begin(self, count_max: int, size_max: int, overflow: str, retain: str, seed: int) -> None:
         self.engine = Engine(seed=seed)
         self.count_max, self.size_max = count_max or 1 << 60, size_max or 1 << 60
         self.dropping = overflow == "drop-oldest"
         topic, created = self.engine.broker.create_topic("t")
         assert self.engine.done(created) is None
-        keys = {"max_messages": count_max, "max_bytes": size_max, "overflow": overflow}
+        keys: dict[str, object] = {"max_messages": count_max, "max_bytes": size_max}
+        keys |= {"overflow": overflow, "retain": retain}
         assert self.engine.done(self.engine.components.policies.set_topic(topic, keys)) is None
         self.clients: dict[str, Client] = {}
         self.unfinished: dict[str, set[bytes]] = {}
@@ -117,6 +120,10 @@ class BoundsMachine(RuleBasedStateMachine):
             assert waiting == len(self.due)
         if self.count_max < 1 << 60:
             assert self.topic.bound.unfinished_count == self.load + len(self.due)
+        log, whole_from = self.topic.log, self.topic.whole_from
+        assert all(log.count_between(i, i + 1) for i in self.index.values() if i >= whole_from), (
+            "missing above whole_from"
+        )
         self.engine.check()
 
     def see_dropped(self) -> None:

@@ -25,6 +25,7 @@ from penstock.engine.deferred.queue import FOREVER, DeferredQueue
 from penstock.engine.disk import Here, Lane
 from penstock.engine.drain.drain import Drain
 from penstock.engine.health import Health, Retries
+from penstock.engine.limits.episodes import Episodes
 from penstock.engine.limits.expiry import Expiry
 from penstock.engine.moves.moves import Moves
 from penstock.engine.policy.policies import Policies
@@ -91,6 +92,7 @@ class Components:
             Here(context.clock),
             EphemeralMemory(options.mem_queue_bytes),
             Expiry(context),
+            Episodes(context),
             self.polls.awaited,
             self.polls.arrived,
             self.polls.changed,

@@ -98,11 +98,11 @@ class Shared:
     here: Here  # for writes of journals
     ephemeral: EphemeralMemory
     expiry: Expiry
+    episodes: Episodes
     awaited: Mapping[str, object]  # topics that long polls wait for, by name
     arrived: Callable[[str], None]  # a batch of such a topic became visible
     changed: Callable[[str], None]  # this topic was created, deleted or changed
     hooks: Hooks = field(default_factory=Hooks)
-    episodes: Episodes = field(default_factory=Episodes)
     tail_budget: TailBudget = field(default_factory=TailBudget)
     sync_times: Histogram = field(default_factory=Histogram)
     channel_numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -439,6 +441,45 @@ def test_an_episode_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bounded.engine.advance(EPISODE_NS + 2 * SECOND)
     lines = [record.getMessage() for record in caplog.records if "any more" in record.getMessage()]
     assert lines == ["topic=t: is not full any more, 20 publishes were refused"]
+
+
+def slow_clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a quarter of a millisecond."""
+    real = engine.clock.monotonic_ns
+
+    def passing() -> int:
+        engine.clock.advance(MS // 4)
+        return real()
+
+    monkeypatch.setattr(engine.components.shared.episodes, "_clock", Ticking(passing))
+    monkeypatch.setattr(engine.components.shared.expiry, "_clock", Ticking(passing))
+
+
+class Ticking:
+    def __init__(self, passing: Callable[[], int]) -> None:
+        self.monotonic_ns = passing
+        self.wall_ns = passing
+
+
+def test_the_topics_of_a_node_are_checked_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of topics may have a bound and a lifetime: no turn checks all of them."""
+    engine = Engine()
+    for number in range(60):
+        topic, _ = engine.broker.create_topic(f"t{number}")
+        engine.settle()
+        bound(topic, max_bytes=1 << 30, msg_ttl_ns=HOUR)
+    slow_clock(engine, monkeypatch)
+    shared = engine.components.shared
+    for run, waiting in (
+        (shared.episodes.run, lambda: len(shared.episodes._unchecked)),
+        (shared.expiry.run, lambda: len(shared.expiry._waiting)),
+    ):
+        run()
+        left = [waiting()]
+        while engine.turns.calls:
+            engine.turns.calls.popleft()()
+            left.append(waiting())
+        assert left[-1] == 0 and max(a - b for a, b in pairwise(left)) <= 8
 
 
 def test_the_default_policy_has_no_bound() -> None:

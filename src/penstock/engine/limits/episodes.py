@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from penstock.engine.context import Context
+
+# Time that the checks may use in one turn of the loop: thousands of topics may have a bound.
+SLICE_NS = 1_000_000
+
 
 class Episode(Protocol):
     """What may end."""
@@ -19,12 +24,31 @@ class Episode(Protocol):
 class Episodes:
     """Those of a broker that have begun and not ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self._turns = context.turns
+        self._clock = context.clock
+        self._supervisor = context.supervisor
         self._open: set[Episode] = set()
+        self._unchecked: list[Episode] = []
 
     def add(self, episode: Episode) -> None:
         self._open.add(episode)
 
     def run(self) -> None:
-        """Called once a second."""
-        self._open = {episode for episode in self._open if episode.check()}
+        """Called once a second: begin with all of them, unless the last time is not over."""
+        if not self._unchecked:
+            self._unchecked = list(self._open)
+            self._check()
+
+    def _check(self) -> None:
+        end_ns = self._clock.monotonic_ns() + SLICE_NS
+        while self._unchecked:
+            episode = self._unchecked.pop()
+            self._supervisor.guard("bounds", self._check_one, episode)
+            if self._clock.monotonic_ns() >= end_ns:
+                self._turns.soon(self._check)
+                return
+
+    def _check_one(self, episode: Episode) -> None:
+        if not episode.check():
+            self._open.discard(episode)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Searches on disk threads at once.
 SEARCH_COUNT_MAX = 2
+# Time that looking for topics to be searched may use in one turn of the loop.
+SLICE_NS = 1_000_000
 
 
 class ExpiringTopic(Protocol):
@@ -59,12 +61,16 @@ class Expiry:
             self._next()
 
     def _next(self) -> None:
+        end_ns = self._clock.monotonic_ns() + SLICE_NS
         while self._waiting and self._search_count < SEARCH_COUNT_MAX:
             topic = self._waiting.popleft()
             if topic.closed:
                 self._topics.pop(topic, None)
             else:
                 self._supervisor.guard(topic.name, self._search, topic)
+            if self._clock.monotonic_ns() >= end_ns:
+                self._turns.soon(self._next)
+                return
 
     def _search(self, topic: ExpiringTopic) -> None:
         cutoffs = topic.cutoffs(self._clock.wall_ns())
