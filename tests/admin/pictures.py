@@ -40,6 +40,7 @@ PICTURES = (
     ("topics", "/topics", False),
     ("topic", "/topics/orders", True),
     ("channel", "/topics/orders/email", False),
+    ("dead", "/topics/payments/fraud/dead", False),
     ("node", "/nodes/{node}", False),
     ("deferred", "/deferred", False),
     ("pipelines", "/pipelines", True),
@@ -110,7 +111,9 @@ class Traffic:
 def _handler(channel: str):  # type: ignore[no-untyped-def]
     async def handle(message: Message) -> None:
         await asyncio.sleep(random.uniform(0.3, 1.3) if channel == "email" else 0.002)
-        if channel == "fraud" and random.random() < 0.02:
+        if channel == "fraud" and json.loads(message.body)["id"] % 200 == 0:
+            message.requeue(0, backoff=False)
+        elif channel == "fraud" and random.random() < 0.02:
             message.requeue(5.0, backoff=False)
 
     return handle
@@ -123,11 +126,12 @@ def _body(topic: str, chance: random.Random) -> bytes:
 
 
 def prepare(cluster: Cluster) -> None:
-    """What makes the pages less empty: a paused channel, a pipeline, a leftover."""
+    """What makes the pages less empty: a paused channel, dead letters, a pipeline, a leftover."""
     for topic, _, channels in TOPICS:
         cluster.create(topic, *channels)
     for nsqd in cluster.nsqds:
         nsqd.post("/channel/pause?topic=stock&channel=search")
+        nsqd.http("PUT", "/policy?topic=payments&channel=fraud", b'{"max_attempts": 3}')
     cluster.lookupd.post("/topic/create?topic=returns")
     cluster.lookupd.post("/channel/create?topic=returns&channel=refunds")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.tools import run_tool
+from tests.cli.tools import PROGRAMS, RUN_SECONDS_MAX, run_tool
 from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
@@ -135,6 +136,25 @@ def test_what_runs_at_a_rate_is_stopped(pair: Pair) -> None:
         assert re.search(r": (kicked|moved|discarded) [1-9]\d*, \d+ buried$", lines(done)[0])
         assert eventually(lambda: "running" not in pair[0].get(where).json)
     assert 15 < buried(pair[0], "stopped") < 28
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_a_reader_that_leaves_is_no_traceback(pair: Pair, count: int) -> None:
+    """As with `| head`; little output is written at the end only."""
+    topic = f"many{count}"
+    poison(pair[0], topic, *[b"x" * 60] * count)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [str(PROGRAMS / "penstock"), "dead", "list", *place(topic, pair[0]), "--count=1000"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=RUN_SECONDS_MAX,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_nothing_is_discarded_without_a_yes(pair: Pair) -> None:

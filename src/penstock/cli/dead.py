@@ -97,7 +97,7 @@ class DeadOptions(NodeOptions):
     json: bool = boolean("Output", False, "print JSON: list a line for each message", own=True)
 
 
-def flag_table(action: str = "list|kick|move|discard") -> FlagTable[DeadOptions]:
+def flag_table(action: str = "list|kick|move|discard [id ...]") -> FlagTable[DeadOptions]:
     return FlagTable(
         f"{PROGRAM} {action}",
         DeadOptions,

@@ -87,7 +87,14 @@ def _run(name: str, arguments: list[str]) -> int:
         from penstock.cli.early_signals import install_signals
 
         install_signals(hangup=False)
-    return int(import_module(COMMANDS[name][0]).main(arguments))
+    try:
+        status = int(import_module(COMMANDS[name][0]).main(arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        from penstock.cli.tool import output_lost
+
+        return output_lost()
 
 
 def _suggestion(name: str) -> str:

@@ -59,7 +59,7 @@ class PolicyOptions(NodeOptions):
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
 
-def flag_table(action: str = "show|set|unset") -> FlagTable[PolicyOptions]:
+def flag_table(action: str = "show|set|unset [key=value ...]") -> FlagTable[PolicyOptions]:
     return FlagTable(
         f"{PROGRAM} {action}",
         PolicyOptions,

@@ -170,9 +170,18 @@ def start_tool(
     except UsageError as error:
         print(f'{error}\nSee "{program} --help" for all flags.', file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        return output_lost()
     except (PenstockError, OSError) as error:
         log.LOGGER.fatal("%s", error)
         return 1
+
+
+def output_lost() -> int:
+    """Nobody reads standard output any more, as with `| head`; returns the exit status."""
+    # Python would try to write the remainder at exit.
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    return 1
 
 
 async def _run(run: Run, options: Any) -> int:
