@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,6 +161,22 @@ def test_our_client_starts_a_channel_in_the_past_and_goes_on_after_a_seek(nsqd: 
         assert eventually(lambda: client.bodies == [*bodies, b"new"])
         nsqd.post("/pub?topic=ours", b"newer")
         assert eventually(lambda: client.bodies == [*bodies, b"new", b"newer"])
+
+
+def test_our_client_does_not_start_a_channel_in_the_past_again(tmp_path: Path) -> None:
+    """R23: it went with the connection, and the policy would start it at the earliest."""
+    with Nsqd(tmp_path) as nsqd:
+        bodies = filled(nsqd, "gone", 5)
+        policy = json.dumps({"channel_start": "earliest"}).encode()
+        assert nsqd.http("PUT", "/policy?topic=gone", policy).status == 200
+        with Ours(nsqd, "gone", "e#ephemeral", start="-1h") as client:
+            assert eventually(lambda: client.bodies == bodies)
+            time.sleep(1.2)  # a shorter connection counts as a failure
+            nsqd.restart()
+            assert eventually(lambda: "e#ephemeral" in nsqd.get("/log?topic=gone").json["channels"])
+            nsqd.post("/pub?topic=gone", b"new")
+            assert eventually(lambda: b"new" in client.bodies)
+            assert client.bodies == [*bodies, b"new"]
 
 
 def identified(raw: Raw, start: object) -> tuple[int, bytes]:

@@ -285,6 +285,22 @@ class Engine:
                 topic.log.check()
             for channel in topic.channels.values():
                 channel.window.check()
+                if isinstance(topic, Topic) and channel.plain and not topic.log.corrupt_count:
+                    check_counts(topic, channel)
+
+
+def check_counts(topic: Topic, channel: Channel) -> None:
+    """What a channel counts as queued, or will not get, is exactly what is in the log."""
+
+    def stored(start: int, end: int) -> int:
+        skipped = [(max(a, start), min(b, end)) for a, b in window.skipped if a < end and b > start]
+        count = topic.log.count_between
+        return count(start, end) - sum(count(*run) for run in skipped) if start < end else 0
+
+    window, released, end = channel.window, topic.released, topic.end
+    assert window.queued_count == stored(window.cursor, released), f"{channel.name}: queued"
+    wanted = topic.log.count_between(released, end) - stored(max(window.cursor, released), end)
+    assert channel.held_skip_count == wanted, f"{channel.name}: held back"
 
 
 def _is_finished(window: Window, index: int) -> bool:

@@ -204,7 +204,7 @@ class Config:
         Start(),
         "Consumer",
         "",
-        "where a channel that SUB creates starts, such as -1h; empty: as in NSQ",
+        "where a channel that SUB creates starts, such as -1h; empty: by the topic's policy",
     )
     backoff_strategy: str = choice(
         "Consumer",

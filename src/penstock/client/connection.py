@@ -33,6 +33,7 @@ from penstock.errors import (
     RefusedError,
     StreamError,
 )
+from penstock.settings.places import QUEUED
 from penstock.wire import commands
 from penstock.wire.address import split_address
 from penstock.wire.compression import Deflate, Packing, Snappy
@@ -128,7 +129,8 @@ class Connection(asyncio.Protocol):
         answer = await self._answer()
         if answer.startswith(b"{"):
             self.negotiated = _decode(answer)
-        if self.config.start and "channel_start" not in self.negotiated:
+        placed = self.config.start not in ("", QUEUED)
+        if placed and "channel_start" not in self.negotiated:
             log.warning("nsqd=%s: it ignores start: a new channel starts as in NSQ", self.address)
         if self.config.tls_v1:
             await self._start_tls(host)

@@ -5,7 +5,7 @@
                     reconnect_delay x 2^failures, at most max_reconnect_delay, half of it random
 
 The random half keeps a thousand clients from reconnecting at the same moment.  Who reconnects to a
-channel that is gone does not start it in the past again.
+channel that is gone does not start it in the past again, whatever the topic's policy says.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from penstock.client.config import Config
 from penstock.client.connection import Connection
 from penstock.errors import PenstockError
+from penstock.settings.places import QUEUED
 
 log = logging.getLogger("penstock.client")
 
@@ -77,7 +78,7 @@ class Link:
                 if asyncio.get_running_loop().time() - since_s > STEADY_S:
                     failure_count = 0
                     if self._config.start:
-                        self._config = self._config.replace(start="")
+                        self._config = self._config.replace(start=QUEUED)
             if not self._wanted():
                 return
             await asyncio.sleep(reconnect_delay_s(self._config, failure_count, random.random()))

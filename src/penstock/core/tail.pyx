@@ -50,6 +50,16 @@ cdef class Tail:
                 high = middle
         return self.blocks[low] if low < len(self.blocks) else None
 
+    def drop_below(self, int64_t end):
+        """Drop the blocks that end at or below ``end``: their messages were removed from the log."""
+        cdef Py_ssize_t size = 0
+        for block in self.blocks:
+            if (<Block>block).end_index() > end:
+                break
+            size += len((<Block>block).data)
+        if size:
+            self.trim(self.size - size)
+
     def clear(self):
         self.trim(-1)
 

@@ -24,6 +24,7 @@
 #      ones, the two ready lists the READY ones.
 #   3. A consumer's in_flight_count is the number of IN_FLIGHT entries it owns.
 #   4. A buried message has no entry, and is below the cursor or skipped.
+#   5. Skipped runs ascend and do not overlap.
 #
 # Changes that must survive a restart (finished runs, attempts) are collected as they happen, and
 # drain() returns them for the journal.  No I/O, no clock: times are arguments.
@@ -72,6 +73,17 @@ cdef inline int hex_digit(unsigned char c) noexcept:
     if c'0' <= c <= c'9':
         return c - c'0'
     return c - c'a' + 10
+
+
+cdef list joined(list runs):
+    # The same runs, in order, with those joined that overlap or touch.
+    cdef list found = []
+    for start, end in sorted(runs):
+        if found and start <= found[len(found) - 1][1]:
+            found[len(found) - 1] = (found[len(found) - 1][0], max(end, found[len(found) - 1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 cdef class Consumer:
@@ -365,8 +377,8 @@ cdef class Window(Entries):
             self.skips[last] = (self.skips[last][0], end)
         else:
             self.skips.append((start, end))
-            if last >= 0 and start < self.skips[last][0]:
-                self.skips.sort()
+            if last >= 0 and start < self.skips[last][1]:
+                self.skips = joined(self.skips)
         self.next_skip = self.skips[0][0]
         self.queued_count -= count
         self.note_finished(start, end)
@@ -1141,6 +1153,8 @@ cdef class Window(Entries):
         for number, consumer in enumerate(self.consumers):
             if consumer is not None:
                 assert (<Consumer>consumer).in_flight_count == owned.get(number, 0)
+        for i in range(1, len(self.skips)):
+            assert self.skips[i - 1][1] <= self.skips[i][0]
         if self.buried is not None:
             self.buried.check()
             for index in self.buried.indexes():

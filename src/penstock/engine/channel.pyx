@@ -831,9 +831,10 @@ cdef class Channel:
             count += queued_count + self._waiting_between(queued_end, end)
             window.pass_over(end, queued_count)
         if self.held_skip_count:
-            self.held_skip_count = sum([
-                self.topic.log.count_between(max(start, released), stop)
-                for start, stop in window.skipped if stop > released])
+            cursor = max(window.cursor, released)
+            self.held_skip_count = self.stored_between(released, cursor) + sum([
+                self.stored_between(max(start, cursor), stop)
+                for start, stop in window.skipped if stop > cursor])
         self.dropped_count += count
         self._redelivery = self._redelivery_before = self._cold_frame = None
         if self._unreadable:

@@ -542,6 +542,10 @@ class Topic(BaseTopic):
 
     # ---- removing finished segments (R5)
 
+    def removed(self, end: int) -> None:
+        """Messages below ``end`` were removed; channels must not find them in memory either."""
+        self.feed.tail.drop_below(end)
+
     def low(self) -> int:
         """The low-water mark: no channel, nor the topic itself, needs a message below it."""
         low = self.released

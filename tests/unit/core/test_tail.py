@@ -26,6 +26,22 @@ def test_a_block_is_found_by_what_it_holds_or_what_comes_next() -> None:
     assert tail.find(100) is None
 
 
+def test_what_was_removed_from_the_log_is_not_found() -> None:
+    budget = TailBudget()
+    tail = Tail(budget)
+    for first in (10, 20, 30):
+        tail.add(block_of(range(first, first + 10)))
+    size = budget.size
+    for end in (5, 19):
+        tail.drop_below(end)
+        assert tail.find(10) is not None and budget.size == size
+    tail.drop_below(25)
+    assert tail.find(10) is None and tail.find(19) is None and tail.find(24) is not None
+    tail.drop_below(1000)
+    assert tail.find(30) is None and budget.size == 0
+    tail.drop_below(1000)
+
+
 def test_a_topic_keeps_its_newest_megabyte() -> None:
     budget = TailBudget()
     tail = Tail(budget)

@@ -797,3 +797,34 @@ def test_a_decided_batch_that_waits_ends_with_its_topic() -> None:
     bounded.engine.advance(20 * SECOND)
     assert ticket.done and ticket.error is None
     assert bounded.engine.components.staging.void_count == 1
+
+
+def test_what_is_dropped_below_a_channel_that_was_sent_beyond_it_does_not_count() -> None:
+    """R20, R22: the topic is paused, and the channel gets none of what it holds."""
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    bounded.topic.pause(True)
+    assert not any(bounded.pub(b"x") for _ in range(16))
+    channel = bounded.topic.channels["c"]
+    bounded.topic.rewind(channel, bounded.topic.end)
+    assert not any(bounded.pub(b"x") for _ in range(4))
+    assert bounded.topic.dropped_count == 0 and bounded.topic.log.count < 20
+    bounded.topic.pause(False)
+    assert channel.depth == 4
+
+
+def test_what_is_dropped_where_messages_were_skipped_twice_counts_once() -> None:
+    """R17, R20: by emptying the channel, before a deferred message fired, and then the topic."""
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest")
+    engine, channel = bounded.engine, bounded.topic.channels["c"]
+    assert engine.defer("t", SECOND, b"void") is None
+    engine.done(channel.empty())
+    assert not any(bounded.pub(b"x") for _ in range(3))
+    bounded.topic.pause(True)
+    engine.advance(2 * SECOND)
+    assert not any(bounded.pub(b"x") for _ in range(3))
+    engine.done(bounded.topic.empty())
+    bounded.topic.pause(False)
+    assert channel.depth == 3
+    assert not any(bounded.pub(b"x") for _ in range(16))
+    count = bounded.topic.log.count_between(channel.window.cursor, bounded.topic.end)
+    assert channel.depth == count <= 16

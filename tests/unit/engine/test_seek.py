@@ -356,6 +356,23 @@ def test_every_place_is_whole_in_a_log_of_which_nothing_was_removed(place: str) 
         topic = engine.topic("t")
 
 
+def test_a_partial_seek_delivers_what_is_in_the_log_and_nothing_from_memory() -> None:
+    """R22: what is removed would be counted, and the last messages would not be delivered."""
+    engine = Engine(max_bytes_per_file=600)
+    client = aged(engine, 40)
+    for received in client.take():
+        if received.body[:4] != b"m002":
+            client.finish(received.index)
+    engine.advance(10 * SECOND)
+    topic = engine.topic("t")
+    assert topic.log.first < topic.whole_from and topic.log.count < 20
+    engine.publish("t", *[b"new%d" % number for number in range(5)])
+    client.take()
+    seek(engine, client, f"index:{topic.log.first}")
+    assert finish_all(client) == list(engine.logged("t").values())
+    assert client.channel.depth == client.channel.in_flight_count == 0
+
+
 @pytest.mark.parametrize("published_s", [0, 30])
 def test_a_start_with_a_slow_clock_does_not_make_a_place_whole(published_s: int) -> None:
     """R22: what was removed before a start may have come any time before it."""

@@ -46,6 +46,7 @@ class RemovingTopic(RetainingTopic, Protocol):
     @property
     def leaving(self) -> bool: ...
     def journal_files(self) -> bool: ...
+    def removed(self, end: int) -> None: ...
 
 
 class Removal:
@@ -129,6 +130,7 @@ class Removal:
             self.retained.removing(log.first, end)
             paths = log.retire(min(low, kept_from))
             self.whole_from = max(self.whole_from, end)
+            topic.removed(end)
             self._unlink(paths, size - log.size)
             return True
         if self.retained.given_up_end > self._given_up_end:
@@ -268,6 +270,7 @@ class Removal:
                 self._shared.retries.worked(self._relocating)
             if old.path in paths:
                 self.whole_from = max(self.whole_from, old.visible.end)
+                self._topic.removed(old.visible.end)
         self._unlink(paths, 0)
 
     @property

@@ -188,9 +188,11 @@ class Room:
                 return
         self._searching = False
         self._found_ns = self._clock.monotonic_ns()
+        if not self.low:
+            self._oldest.clear()
+            return
         heapq.heapify(self._oldest)
-        if self.low:
-            self._give_up(missing_size)
+        self._give_up(missing_size)
 
     def _give_up(self, missing_size: int) -> None:
         oldest = self._oldest
