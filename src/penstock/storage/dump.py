@@ -242,13 +242,7 @@ def _record(kind: int, payload: bytes) -> str:
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
         shown_runs = short([f"{start}..{end - 1}" for start, end in runs])
-        shown_marks = short(
-            [
-                f"{index}(attempts={attempts}" + (f" due={time_of(due_ns)})" if due_ns else ")")
-                for index, attempts, due_ns in marks
-            ]
-        )
-        return f"id={id} low={low} runs={shown_runs} marks={shown_marks}"
+        return f"id={id} low={low} runs={shown_runs} marks={short(list(map(_mark, marks)))}"
     if kind == journal.SYNCED:
         base, offset = journal.decode_synced(payload)
         return f"base={base} offset={offset}"
@@ -265,6 +259,14 @@ def _record(kind: int, payload: bytes) -> str:
     if kind == journal.GONE:
         return f"id={int.from_bytes(payload, 'big')}"
     return f"{len(payload)} bytes"
+
+
+def _mark(mark: tuple[int, int, int]) -> str:
+    index, attempts, due_ns = mark
+    kicked = due_ns < 0
+    due_ns = ~due_ns if kicked else due_ns
+    due = f" due={time_of(due_ns)}" if due_ns else ""
+    return f"{index}(attempts={attempts}{due}{' kicked' if kicked else ''})"
 
 
 def _policy(payload: bytes) -> str:
