@@ -116,6 +116,7 @@ def test_a_journal_is_told_record_by_record(
         + encode_channel(1, 100, False, 0, "billing")
         + b"junk"
         + encode_progress(1, 110, [(115, 120)], {112: (3, 0), 113: (1, 1_800_000_000_000_000_000)})
+        + encode_progress(1, 110, [], {114: (0, ~0), 121: (1, ~1_800_000_000_000_000_000)})
         + encode_gone(1)
         + encode_synced(100, 4096)
         + encode_channel(2, 100, True, 0, "query", pulled=True)
@@ -131,6 +132,8 @@ def test_a_journal_is_told_record_by_record(
         "70  bytes that are not a record",
         "progress id=1 low=110 runs=[115..119]"
         " marks=[112(attempts=3),113(attempts=1 due=2027-01-15T08:00:00.000000Z)]",
+        "progress id=1 low=110 runs=[]"
+        " marks=[114(attempts=0 kicked),121(attempts=1 due=2027-01-15T08:00:00.000000Z kicked)]",
         "gone id=1",
         "synced base=100 offset=4096",
         "channel id=2 name=query start=100 paused=True defer_stamp=0 pulled",

@@ -22,9 +22,12 @@ VALUES: dict[str, list[str]] = {
     "on_max_attempts": ["bury", "drop", "topic"],
     "dead_topic": ["ab", "graves", ""],
     "channel_lapse": ["1h", "2h"],
+    "requeue_backoff": ["1s..1m", ""],
+    "overflow": ["refuse", "drop-oldest"],
 }
 PATTERNS = st.sampled_from(["*", "a*", "ab", "?b", "b", "*b*", "a?", "**", "ab*"])
-NAMES = st.sampled_from(["a", "b", "ab", "ba", "x.dead"])
+LONG = "a" * 60  # its dead topic would have a name of more than 64 bytes
+NAMES = st.sampled_from(["a", "b", "ab", "ba", "x.dead", LONG])
 
 
 def keys_of(*groups: str) -> list[str]:
@@ -89,6 +92,9 @@ def naive_channel(rules: list[Rule], subject: Subject) -> dict[str, str]:
                 values[limit] = "0"
         elif value == "topic" and subject.dead and source == "file":
             value = "bury"
+        elif value == "topic" and not values.get("dead_topic"):
+            name = f"{subject.topic}.{subject.channel}.dead"
+            value = "topic" if len(name) <= 64 else "bury"
         values[key] = value
     return values
 

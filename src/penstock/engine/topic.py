@@ -179,6 +179,8 @@ class Topic(BaseTopic):
         """A batch of deferred messages was shown to the channels."""
         self.skip_void(batch.dues, batch.first)
         self.shared.deferred.fired(batch.dues)
+        if self.feed.room_wanted:
+            self.shared.turn.room_at(self)  # those behind it may have room as well
 
     # ---- reading
 

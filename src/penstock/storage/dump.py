@@ -244,13 +244,7 @@ def _record(kind: int, payload: bytes) -> str:
         return f"id={id} reader={reader}"
     if kind == journal.PROGRESS:
         id, low, runs, marks = journal.decode_progress(payload)
-        shown_marks = short(
-            [
-                f"{index}(attempts={attempts}" + (f" due={time_of(due_ns)})" if due_ns else ")")
-                for index, attempts, due_ns in marks
-            ]
-        )
-        return f"id={id} low={low} runs={_runs(runs)} marks={shown_marks}"
+        return f"id={id} low={low} runs={_runs(runs)} marks={short(list(map(_mark, marks)))}"
     if kind == journal.BURIED:
         return _buried(payload)
     if kind == journal.UNBURIED:
@@ -292,6 +286,14 @@ def _buried(payload: bytes) -> str:
         for index, reason, text, attempts, buried_ns, client in table.page(-1, len(table))
     ]
     return f"id={id} {short(shown)}"
+
+
+def _mark(mark: tuple[int, int, int]) -> str:
+    index, attempts, due_ns = mark
+    kicked = due_ns < 0
+    due_ns = ~due_ns if kicked else due_ns
+    due = f" due={time_of(due_ns)}" if due_ns else ""
+    return f"{index}(attempts={attempts}{due}{' kicked' if kicked else ''})"
 
 
 def _policy(payload: bytes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.latency import Histogram, Latency
 from penstock.core.window import Consumer, Window
@@ -425,3 +427,51 @@ def test_latencies_are_measured_only_while_asked_for() -> None:
     window.latency.merge_into(total, timestamp_of(3) + 80)
     assert (total.count, total.minimum, total.maximum) == (2, 70, 80), "one for each finish"
     assert window.finish_count == 3
+
+
+# ---- what has expired
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=40),
+    st.integers(0, 40),
+    st.integers(1, 7),
+)
+def test_a_pass_finds_each_old_message_once_whatever_its_slices(
+    messages: list[tuple[int, bool, bool]], end: int, slice_count: int
+) -> None:
+    """Of both lists; not the kicked ones.  The others stay, in an order that is turned."""
+    window = Window(0)
+    window.set_policy(3, 0, 100)  # a message with two attempts is delivered alone
+    for index, (attempts, kicked, deferred) in enumerate(messages):
+        due_ns = SECOND if deferred else 0
+        window.restore(index, attempts, ~due_ns if kicked else due_ns)
+    waiting = {i for i, (_, _, deferred) in enumerate(messages) if not deferred}
+    old = {i for i in waiting if i < end and not messages[i][1]}
+    left, found = window.ready_count, []
+    while left:
+        left, one = window.find_old(end, left, max(0, left - slice_count))
+        if one:
+            assert window.next_ready is not None
+            found.append(window.next_ready)
+            window.drop_ready()
+        window.check()
+    assert sorted(found) == sorted(old)
+    assert window.ready_count == len(waiting - old)
+    assert all(
+        window.was_kicked(i) == kicked for i, (_, kicked, _) in enumerate(messages) if i not in old
+    )
+
+
+def test_that_a_message_was_kicked_is_in_its_mark() -> None:
+    window = Window(0)
+    window.restore(0, 2, ~5)
+    window.restore(1, 2, 5)
+    assert read_marks(window.snapshot()[2]) == {0: (2, ~5), 1: (2, 5)}
+    assert (window.was_kicked(0), window.was_kicked(1), window.was_kicked(2)) == (
+        True,
+        False,
+        False,
+    )
+    assert window.fire(5, 10) == 2
+    assert read_marks(window.snapshot()[2]) == {0: (2, ~0), 1: (2, 0)}

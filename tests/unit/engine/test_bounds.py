@@ -738,6 +738,21 @@ def test_they_go_when_the_bound_goes_and_are_void_when_the_topic_is_emptied() ->
         assert not engine.components.deferred.table.files  # all of them are done
 
 
+def test_many_that_wait_follow_each_other_without_a_pause() -> None:
+    bounded = Bounded("c", max_messages=2)
+    topic, engine = bounded.topic, bounded.engine
+    for _ in range(20_000):
+        topic.defer(b"late", MINUTE)
+    engine.settle()
+    bounded.fill()
+    engine.advance(2 * MINUTE)
+    assert topic.policy_stats()["waiting_count"] == 20_000
+    bound(topic, max_messages=0)
+    engine.advance(SECOND)
+    assert topic.channels["c"].depth == 20_002
+    assert topic.policy_stats()["waiting_count"] == 0
+
+
 def test_other_topics_are_not_held_up_and_nothing_spins() -> None:
     bounded = Bounded("c", max_messages=2)
     engine = bounded.engine

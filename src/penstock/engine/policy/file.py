@@ -11,10 +11,11 @@ second, smaller reader finds the lines; it relies on the first one for the gramm
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from penstock.engine.policy.globs import PATTERN_SIZE_MAX, is_pattern
@@ -36,7 +37,9 @@ def read_rules(path: str) -> Rules:
     """The rules of the file at ``path``; raises OptionError.  Blocking."""
     place = f"--policy-file {path}"
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OptionError(f"{place}: not a regular file")
             data = file.read(FILE_SIZE_MAX + 1)
     except (OSError, ValueError) as error:
         raise OptionError(f"{place}: {getattr(error, 'strerror', None) or error}") from None
@@ -48,6 +51,10 @@ def read_rules(path: str) -> Rules:
         line = data.count(b"\n", 0, error.start) + 1
         raise OptionError(f"{place}: line {line}: not UTF-8") from None
     return parse_rules(text, path)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for a writer
 
 
 def parse_rules(text: str, path: str) -> Rules:

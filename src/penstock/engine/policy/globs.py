@@ -1,8 +1,8 @@
 """Patterns of names with ``*`` and ``?``, and which of many match a name.
 
 A file may have 10,000 patterns, and each new topic or channel is compared with them.  So a pattern
-without wildcards is found by one lookup, one that begins or ends with something by a lookup for
-each length of those, and only the others are tried one by one.
+without wildcards is found by one lookup, and one that contains some text by lookups of the parts of
+the name, which has up to 64 bytes.  Only those that this finds are tried one by one.
 
 A match never backtracks: between stars the first place of each part is the best one.
 """
@@ -68,26 +68,20 @@ class GlobIndex:
         for place, pattern in enumerate(patterns):
             kind = places if _WILD.search(pattern) else self._exact
             kind.setdefault(pattern, []).append(place)
-        # By the text that a pattern begins with, else by the one that it ends with.
-        self._heads: dict[str, list[tuple[Glob, list[int]]]] = {}
-        self._tails: dict[str, list[tuple[Glob, list[int]]]] = {}
+        # By the longest text that a name must contain; "" if there is none.
+        self._parts: dict[str, list[tuple[Glob, list[int]]]] = {}
         for pattern, found in places.items():
-            parts = _WILD.split(pattern)
-            group, key = (self._heads, parts[0]) if parts[0] else (self._tails, parts[-1])
-            group.setdefault(key, []).append((Glob(pattern), found))
-        self._head_sizes = sorted({len(head) for head in self._heads})
-        self._tail_sizes = sorted({len(tail) for tail in self._tails})
+            part = max(_WILD.split(pattern), key=len)
+            self._parts.setdefault(part, []).append((Glob(pattern), found))
+        self._sizes = sorted({len(part) for part in self._parts})
 
     def find(self, name: str) -> list[int]:
         """The places of all patterns that match, ascending."""
         found = list(self._exact.get(name, ()))
-        for size in self._head_sizes[: bisect_right(self._head_sizes, len(name))]:
-            for glob, places in self._heads.get(name[:size], ()):
-                if glob.matches(name):
-                    found += places
-        for size in self._tail_sizes[: bisect_right(self._tail_sizes, len(name))]:
-            for glob, places in self._tails.get(name[len(name) - size :], ()):
-                if glob.matches(name):
-                    found += places
+        for size in self._sizes[: bisect_right(self._sizes, len(name))]:
+            for part in {name[at : at + size] for at in range(len(name) - size + 1)}:
+                for glob, places in self._parts.get(part, ()):
+                    if glob.matches(name):
+                        found += places
         found.sort()
         return found

@@ -145,7 +145,10 @@ class Policies:
         if not name:
             return
         known = self.is_dead(name)
-        self._dead_for.setdefault(name, set()).add(channel)
+        channels = self._dead_for.setdefault(name, set())
+        if not len(channels) & (len(channels) - 1):  # at each doubling: deleted ones go
+            channels -= {c for c in channels if c.closed}
+        channels.add(channel)
         if not known and name in self._topics:
             self._turns.soon(partial(self._refresh_named, name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -128,6 +129,9 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         read_rules(str(tmp_path))
     with pytest.raises(OptionError):
         read_rules("p\0.toml")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OptionError, match=r"not a regular file"):
+        read_rules(str(tmp_path / "pipe"))
     path.write_text("")
     assert read_rules(str(path)).count == 0
 

@@ -116,6 +116,15 @@ def test_a_wrong_file_changes_nothing(engine: Engine) -> None:
     assert policies(engine).stats["error"] == ""
 
 
+def test_channels_that_come_and_go_are_not_remembered(engine: Engine) -> None:
+    """Each had a dead_topic of its own setting; its name says anyway what the topic is for."""
+    for number in range(100):
+        channel(engine, "t", f"c{number}")
+        set_channel(engine, "t", f"c{number}", dead_topic="t.dead")
+        assert engine.done(engine.topic("t").delete_channel(f"c{number}")) is None
+    assert len(policies(engine)._dead_for.get("t.dead", ())) <= 2
+
+
 def test_the_last_of_two_reloads_counts_whichever_is_read_first(engine: Engine) -> None:
     channel(engine, "orders.eu", "email")
     path = Path(policies(engine).path)
