@@ -89,7 +89,7 @@ class Topic(BaseTopic):
         return {
             **super().policy_stats(),
             "unfinished_count": self.bound.unfinished_count,
-            "unfinished_bytes": self.unfinished_size,
+            "unfinished_bytes": self.unfinished_size + self.buried_size,
             "waiting_count": self.shared.deferred.parked.waiting(self.instance),
             "refused_count": self.appender.refused_count,
             "dropped_count": self.dropped_count,
@@ -547,14 +547,18 @@ class Topic(BaseTopic):
 
     @property
     def unfinished_size(self) -> int:
-        """Bytes of files with messages that are not finished, or with many buried ones."""
-        low = self.low()
-        size = buried_size(self.windows(), self.log, low)
+        """Bytes of files with messages that are not finished."""
+        low, size = self.low(), 0
         for segment in reversed(self.log.files):
             if segment.visible.end <= low:
                 break
             size += segment.file_size
         return size
+
+    @property
+    def buried_size(self) -> int:
+        """Bytes of finished files that many buried messages keep (R24)."""
+        return buried_size(self.windows(), self.log, self.low())
 
     def drop_below(self, end: int) -> None:
         """Finish everything below ``end`` on all durable channels, and here (R20)."""
