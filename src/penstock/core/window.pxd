@@ -97,6 +97,7 @@ cdef class Window(Entries):
     cdef bint has_room(self) noexcept
     cdef int bury_entry(self, int32_t slot, int reason, str client, str text,
                         int64_t wall_ns) except -1
+    cpdef Py_ssize_t rotate_to_stale(self, int64_t end, Py_ssize_t count_max) except -1
     cpdef bint set_apart(self) noexcept
     cpdef bytes redeliver(self, Consumer consumer, bytes frame, int64_t now_ns)
     cpdef bint was_kicked(self, int64_t index) noexcept

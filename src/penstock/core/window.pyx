@@ -464,6 +464,20 @@ cdef class Window(Entries):
         assert self.ready_head >= 0
         self.push_ready(self.pop_ready())
 
+    cpdef Py_ssize_t rotate_to_stale(self, int64_t end, Py_ssize_t count_max) except -1:
+        """Rotate the ready list until its first message is below ``end`` and was not kicked.
+
+        Returns how many messages were moved to its end, ``count_max`` at most: then there was none.
+        """
+        cdef Py_ssize_t moved = 0
+        while moved < count_max and self.ready_head >= 0:
+            if (self.entries[self.ready_head].index < end
+                    and not self.entries[self.ready_head].kicked):
+                break
+            self.push_ready(self.pop_ready())
+            moved += 1
+        return moved
+
     def rotate_lone(self):
         """As rotate_ready(), for messages to be delivered alone."""
         self.push_ready(self.pop_lone())

@@ -48,6 +48,7 @@ cdef class Channel:
     cdef int64_t _watched_wall_ns        # the same for deferrals
     cdef public object sweep             # Sweep of buried messages at a rate, or None
     cdef Consumer _held                  # gets nothing until it is empty, then a lone message (R26)
+    cdef Py_ssize_t _stale_left          # messages to send again that this pass has to examine
     cdef bint _woken
     cdef bint _reading
     cdef int _odd_to_fresh               # who gets the odd message of a share

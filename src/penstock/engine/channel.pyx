@@ -51,6 +51,8 @@ ON_FAILED = {BURY: FAIL_BURY, DROP: FAIL_DROP, MOVE: FAIL_MOVE}
 
 # Batches of expired messages that one delivery passes over.
 STALE_COUNT_MAX = 256
+# Messages to send again that one call examines for expired ones.
+STALE_SCAN_MAX = 65536
 
 cdef Py_ssize_t turn_count_max = TURN_COUNT_MAX
 cdef Py_ssize_t share_count_max = SHARE_COUNT_MAX
@@ -767,9 +769,16 @@ cdef class Channel:
             return False
         return True
 
-    def expire_below(self, int64_t end):
-        """Give up what waits below ``end``, which has expired; return whether there is more."""
+    def expire_below(self, int64_t end, bint first=True):
+        """Give up what waits below ``end``, which has expired; return whether there is more.
+
+        ``first``: it is the first call of a pass, the next ones follow while there is more.
+        """
         cdef int64_t fresh_end = min(end, self._feed.released)
+        if first:
+            self._stale_left = self.window.ready_count - self.window.lone_count
+        if self.window.low >= end:
+            return False
         more = self.window.cursor < fresh_end and self._expire_waiting(fresh_end)
         more = self._expire_again(end) or more
         if self._held is not None and not self.window.lone_count:
@@ -798,27 +807,30 @@ cdef class Channel:
         return window.cursor < end
 
     def _expire_again(self, int64_t end):
-        """Give up messages that were delivered before and wait again; whether there is more."""
+        """Give up messages that were delivered before and wait again; whether there is more.
+
+        Each is examined once in a pass, so that a pass ends, and their order stays.
+        """
         cdef Window window = self.window
-        cdef Py_ssize_t lone_count = min(window.lone_count, DUE_COUNT_MAX)
-        cdef Py_ssize_t count = min(window.ready_count - window.lone_count, DUE_COUNT_MAX)
-        more = window.ready_count > lone_count + count
-        for _ in range(lone_count):
+        cdef Py_ssize_t moved, expired = 0, scan = min(self._stale_left, STALE_SCAN_MAX)
+        for _ in range(min(window.lone_count, DUE_COUNT_MAX)):
             if window.next_lone < end and not window.was_kicked(window.next_lone):
                 window.choose_lone()
                 if not self._expire_ready():
                     return False
             else:
                 window.rotate_lone()
-        for _ in range(count):
-            if window.next_ready is None:
+        while scan > 0 and expired < DUE_COUNT_MAX and window.ready_head >= 0:
+            moved = window.rotate_to_stale(end, scan)
+            scan -= moved + 1
+            self._stale_left -= moved + 1
+            if scan < 0 or window.ready_head < 0:
+                self._stale_left += 1
                 break
-            if window.next_ready < end and not window.was_kicked(window.next_ready):
-                if not self._expire_ready():
-                    return False
-            else:
-                window.rotate_ready()
-        return more
+            if not self._expire_ready():
+                return False
+            expired += 1
+        return self._stale_left > 0 and window.ready_head >= 0
 
     def drop_below(self, int64_t end):
         """Finish everything below ``end``, in flight included (R20)."""

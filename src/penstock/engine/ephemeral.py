@@ -233,7 +233,7 @@ class EphemeralChannel(Channel):
                 return append_ns
         return self._held_ns.get(index, 0)
 
-    def expire_below(self, end: int) -> bool:
+    def expire_below(self, end: int, first: bool = True) -> bool:
         """Only a delivery gives up messages: there is a consumer, and little waits."""
         return False
 

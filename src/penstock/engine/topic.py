@@ -589,12 +589,13 @@ class Topic(BaseTopic):
             found.add(max(0, wall_ns - self.policy.msg_ttl_ns) if self.policy.msg_ttl_ns else 0)
         return sorted(found - {0})
 
-    def expire_below(self, ends: dict[int, int], wall_ns: int) -> bool:
+    def expire_below(self, ends: dict[int, int], wall_ns: int, *, first: bool) -> bool:
         """Give up what has expired, by the ends found for the cutoffs; whether there is more."""
         more = False
         for channel in list(self.channels.values()):
             if channel.ttl_ns:
-                more = channel.expire_below(_end_of(ends, channel.cutoff_ns(wall_ns))) or more
+                end = _end_of(ends, channel.cutoff_ns(wall_ns))
+                more = channel.expire_below(end, first) or more
         if not self.channels and self.policy.msg_ttl_ns:
             end = min(_end_of(ends, wall_ns - self.policy.msg_ttl_ns), self.end)
             if self.released < end:

@@ -33,7 +33,7 @@ class ExpiringTopic(Protocol):
     @property
     def log(self) -> TopicLog: ...
     def cutoffs(self, wall_ns: int) -> list[int]: ...
-    def expire_below(self, ends: dict[int, int], wall_ns: int) -> bool: ...
+    def expire_below(self, ends: dict[int, int], wall_ns: int, *, first: bool) -> bool: ...
 
 
 class Expiry:
@@ -81,10 +81,12 @@ class Expiry:
             self._give_up(topic, ends)
         self._turns.soon(self._next)
 
-    def _give_up(self, topic: ExpiringTopic, ends: dict[int, int]) -> None:
+    def _give_up(self, topic: ExpiringTopic, ends: dict[int, int], *, first: bool = True) -> None:
         """In pieces: a turn of the loop gives up a bounded number."""
-        if not topic.closed and topic.expire_below(ends, self._clock.wall_ns()):
-            self._turns.soon(partial(self._give_up, topic, ends))
+        if topic.closed:
+            return
+        if topic.expire_below(ends, self._clock.wall_ns(), first=first):
+            self._turns.soon(partial(self._give_up, topic, ends, first=False))
 
 
 def _seek(log: TopicLog, cutoffs: Iterable[int]) -> dict[int, int]:

@@ -258,7 +258,7 @@ class PullChannel(Channel):
         self.window.clear(self.topic.released)
         return self.topic.save_channel(self)
 
-    def expire_below(self, end: int) -> bool:
+    def expire_below(self, end: int, first: bool = True) -> bool:
         """Its reader decides by itself what is too old."""
         return False
 
