@@ -395,7 +395,8 @@ cdef class Channel:
             return 0
         window.choose_lone()
         if self._cutoff_ns and self._is_stale(index):
-            self._expire_ready()
+            if not self._expire_ready():
+                window.set_apart()  # it waits for room where it was
             return 0
         if not frame:
             window.drop_ready()
@@ -817,6 +818,7 @@ cdef class Channel:
             if window.next_lone < end and not window.was_kicked(window.next_lone):
                 window.choose_lone()
                 if not self._expire_ready():
+                    window.set_apart()
                     return False
             else:
                 window.rotate_lone()
