@@ -456,7 +456,8 @@ cdef class Window(Entries):
         cdef Entry* entry
         cdef bytes copy
         cdef unsigned char* p
-        assert consumer is not None and frame is not None
+        if consumer is None or frame is None:
+            raise TypeError("redeliver() wants a consumer and a frame")
         assert self.ready_head >= 0 and self.holds(consumer) and len(frame) >= FRAME_HEADER
         slot = self.pop_ready()
         entry = &self.entries[slot]

@@ -5,10 +5,12 @@
 #
 # Messages are those that the fullest channel has queued, in flight or deferred, with those that the
 # topic holds back and those that are being written.  Bytes are those of files that retention alone
-# does not keep (retention/unfinished.py).  Both rise by publishes, so a count taken once says how
-# many more may come before the next one: a topic far below its bound is counted rarely, one at its
-# bound for each publish.  Then one look at the fullest channel is enough to refuse.  Bytes may also
-# rise without a publish, when messages are buried: they are counted again each second.
+# does not keep, and where publishes are refused also of those that many buried messages keep: to
+# drop other messages would not free them (retention/unfinished.py).  Both rise by publishes, so a
+# count taken once says how many more may come before the next one: a topic far below its bound is
+# counted rarely, one at its bound for each publish.  Then one look at the fullest channel is enough
+# to refuse.  Bytes may also rise without a publish, when messages are buried: they are counted
+# again each second.
 #
 # Rule 1: no OK is given for a message that is not stored, whatever the limits are.
 # Rule 2: a batch may pass the bound; the publishes after it are refused.
@@ -245,7 +247,8 @@ cdef class Bound:
         cdef int64_t now_ns = self._clock.monotonic_ns(), room
         if now_ns - self._size_ns < SIZE_INTERVAL_NS:
             return True
-        room = self.size_max - self._topic.unfinished_size - self._writer.unshown_size
+        room = (self.size_max - self._topic.unfinished_size - self._topic.buried_size
+                - self._writer.unshown_size)
         self._appender.size_limit = self._appender.sealed_size + room
         if room > self._appender.size:
             return False

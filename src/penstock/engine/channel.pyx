@@ -396,7 +396,8 @@ cdef class Channel:
             return 0
         window.choose_lone()
         if self._cutoff_ns and self._has_expired(index):
-            self._expire_ready()
+            if not self._expire_ready():
+                window.set_apart()  # it waits for room where it was
             return 0
         if not frame:
             window.drop_ready()
@@ -815,6 +816,7 @@ cdef class Channel:
             if not found:
                 break
             if not self._expire_ready():
+                self.window.set_apart()
                 left = 0  # no room: the next second tries again
                 break
         self._unaged_count = left

@@ -93,7 +93,7 @@ class Topic(BaseTopic):
         return {
             **super().policy_stats(),
             "unfinished_count": self.bound.unfinished_count,
-            "unfinished_bytes": self.unfinished_size,
+            "unfinished_bytes": self.unfinished_size + self.buried_size,
             "waiting_count": self.shared.deferred.parked.waiting(self.instance),
             "refused_count": self.appender.refused_count,
             "dropped_count": self.dropped_count,
@@ -558,8 +558,13 @@ class Topic(BaseTopic):
 
     @property
     def unfinished_size(self) -> int:
-        """Bytes that ``max_bytes`` is about."""
+        """Bytes of files with unfinished messages that retention alone does not keep."""
         return self.removal.unfinished.size
+
+    @property
+    def buried_size(self) -> int:
+        """Bytes of finished files that many buried messages keep (R24)."""
+        return self.removal.unfinished.buried_size
 
     def drop_below(self, end: int) -> None:
         """Finish everything below ``end`` on all durable channels, and here (R20)."""

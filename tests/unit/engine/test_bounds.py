@@ -142,6 +142,22 @@ def test_files_that_buried_messages_keep_count_in_max_bytes() -> None:
         assert bounded.pub(b"y") == ""
 
 
+def test_buried_messages_do_not_drop_the_others() -> None:
+    bounded = Bounded("c", max_bytes=64 * 1024, overflow="drop-oldest")
+    client = bounded.consumer("c", ready_count=1000)
+    client.channel.apply_policy(dataclasses.replace(DEFAULT, max_attempts=1))
+    for _ in range(400):
+        assert bounded.pub(b"x" * 200) == ""
+        for message in client.take():
+            client.requeue(message.index)
+    client.ready(0)
+    for _ in range(150):
+        assert bounded.pub(b"y" * 200) == ""
+    bounded.engine.advance(MINUTE)
+    assert (client.channel.window.buried_count, client.channel.depth) == (400, 150)
+    assert client.channel.dropped_count == 0
+
+
 def test_messages_of_a_paused_topic_count_with_those_of_its_channels() -> None:
     bounded = Bounded("c", max_messages=6)
     bounded.pub(b"1", b"2")

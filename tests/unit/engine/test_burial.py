@@ -517,6 +517,25 @@ def test_a_consumer_is_not_kept_for_a_message_that_has_expired() -> None:
     assert one(client).body == b"2"
 
 
+def test_an_expired_message_on_its_last_attempt_waits_for_room_to_be_buried() -> None:
+    engine = Engine()
+    name = "c" * 60  # the name of the dead topic would be too long
+    client = Client(engine, "t", name, 5, msg_timeout_ns=SECOND)
+    channel = client.channel
+    limit(channel, 2, msg_ttl_ns=10 * SECOND, on_expired=ON_BURY, max_buried=1)
+    engine.publish("t", b"first", b"late")
+    assert client.bury(client.take()[0].index) == 0
+    client.ready(0)
+    engine.advance(20 * SECOND)
+    assert (channel.depth, channel.window.buried_count) == (1, 1)
+    client.ready(5)
+    engine.advance(20 * SECOND)
+    assert client.take() == [] and channel.depth == 1
+    assert sweep(engine, channel, Act.DISCARD) == 1
+    engine.advance(2 * SECOND)
+    assert [reason for _, reason, _ in buried(channel)] == ["expired"]
+
+
 def test_what_consumers_requeued_is_not_delivered_alone() -> None:
     engine = Engine()
     client = consumer(engine, 5)

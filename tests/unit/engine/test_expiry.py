@@ -171,6 +171,26 @@ def test_all_of_many_requeued_messages_that_are_too_old_expire(keys: dict[str, A
     assert mortal.channel.depth == 0 and mortal.channel.expired_count == 7500
 
 
+def test_thousands_that_wait_and_are_young_are_examined_once_a_second() -> None:
+    """Beside an old one: the loop became never idle, and their order was lost."""
+    mortal = Mortal()
+    client = mortal.consumer(ready_count=5000)
+    mortal.pub(b"old")
+    client.requeue(client.take()[0].index, delay_ns=HOUR)
+    mortal.engine.advance(2 * MINUTE)
+    mortal.pub(*[b"%d" % i for i in range(5000)])
+    client.ready(0)
+    for message in client.take():
+        client.requeue(message.index)
+    mortal.engine.advance(30 * SECOND)
+    assert mortal.channel.depth == 5000 and mortal.channel.expired_count == 0
+    client.ready(100)
+    assert mortal.bodies(client) == [b"%d" % i for i in range(100)]
+    mortal.engine.advance(40 * SECOND)
+    assert mortal.channel.depth == 0 and mortal.channel.expired_count == 4900
+    mortal.engine.check()
+
+
 def test_a_message_requeued_with_a_delay_expires_when_it_is_due() -> None:
     mortal = Mortal()
     client = mortal.consumer(ready_count=10)

@@ -4,7 +4,8 @@ file                                          counts
 with unfinished messages                      yes
 the same, but so few that they would be       no: without retention they would be in a
 in a side file, and retained                  side file, which counts
-finished, with many buried messages           yes: they keep it (R24)
+finished, with many buried messages           where publishes are refused: they keep it
+                                              (R24), and dropping others would not help
 finished                                      no: it is retained, or on its way out
 """
 
@@ -38,11 +39,15 @@ class Unfinished:
                 break
             if segment not in beside:
                 size += segment.file_size
-        return size + self._kept_by_burials(low)
+        return size
 
-    def _kept_by_burials(self, low: int) -> int:
+    @property
+    def buried_size(self) -> int:
+        """Bytes of finished files that many buried messages keep."""
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._buried_until_ns:
             self._buried_until_ns = now_ns + BURIED_INTERVAL_NS
-            self._buried_size = buried_size(self._topic.windows(), self._topic.log, low)
+            self._buried_size = buried_size(
+                self._topic.windows(), self._topic.log, self._topic.low()
+            )
         return self._buried_size
