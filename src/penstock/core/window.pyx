@@ -797,6 +797,8 @@ cdef class Window(Entries):
         cdef int32_t slot
         cdef RunList runs = RunList()
         assert self.buried is None or not self.buried.pending_count
+        if self.cursor >= self.next_skip:
+            self.settle_cursor()  # past what was buried before its first delivery
         if self.buried is not None:
             count = self.buried.take(start, end, min(count_max, LAST), reason, indexes, &after)
         if count and not reason:

@@ -354,6 +354,21 @@ def test_without_room_to_bury_it_an_expired_message_waits() -> None:
     mortal.engine.check()
 
 
+def test_what_was_buried_before_its_first_delivery_is_kicked_like_the_others() -> None:
+    """Also if there was no room for the message behind it."""
+    mortal = Mortal()
+    lifetime(mortal.channel, on_expired="bury", max_buried=2)
+    mortal.channel.window.movable = False
+    mortal.pub(b"1", b"2", b"3")
+    mortal.engine.advance(2 * MINUTE)
+    assert take_some(mortal.channel, Act.KICK, 0, 10)[0] == 2
+    mortal.engine.advance(5 * SECOND)
+    client = mortal.consumer()
+    assert mortal.bodies(client) == [b"1", b"2"]
+    assert (mortal.channel.depth, mortal.channel.window.buried_count) == (0, 1)
+    mortal.engine.check()
+
+
 @pytest.mark.parametrize("keys", [{"on_expired": "topic"}, {"on_expired": "bury", "max_buried": 1}])
 def test_expired_messages_are_moved_to_the_dead_topic(keys: dict[str, Any]) -> None:
     """By the policy, or because too many are buried."""
