@@ -213,12 +213,13 @@ class _Recovery:
             bad_end = bad.end
             if bad_end == found.size:
                 bad_end = max(found.zeros_from, min(known, found.size))
-            if bad_end < bad.end:
-                self.notes.append(f"{path}: zeros at {bad_end}, {bad.end - bad_end} bytes, cut off")
             if bad_end > bad.offset:
                 self.report(
                     path, bad.offset, bad_end, known, "batch", bad.index_end - bad.index_start
                 )
+            else:
+                size = bad.end - bad.offset
+                self.notes.append(f"{path}: zeros at {bad.offset}, {size} bytes, cut off")
         if not found.tally.count:
             if found.bad:
                 kept = set_aside(self.files, path)
