@@ -40,7 +40,6 @@ LONE_TRY_COUNT: Final = 64
 NOT_MOVING: Final[frozenset[int]]
 ON_FAILED: Final[dict[str, int]]
 STALE_COUNT_MAX: Final = 256
-STALE_SCAN_MAX: Final = 65536
 
 class Channel:
     ephemeral: bool
