@@ -126,6 +126,8 @@ def draw_packets(folder: Path, found: Mapping[str, Found]) -> list[Path]:
         title, metric, unit, names = panel
         axis.spines[["top", "right"]].set_visible(False)
         _bars(axis, found, list(names), metric, unit, title)
+        if names == ("latency",):
+            axis.set_yscale("log")
     path = folder / "bench-packets.svg"
     _save(figure, path)
     return [path]
