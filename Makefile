@@ -4,7 +4,7 @@
 #         FLAGS=--no-spark starts no Spark, FLAGS takes any flag of `penstock up`
 # unit    the tests that need only Python and a C compiler, about a minute; in a fresh clone it
 #         installs what they need and no more, and where `make build` has run it uses that
-# test    what .ci/run calls; three files at once on two cores, as most tests wait for clocks and
+# test    what .ci/run calls; four files at once on two cores, as most tests wait for clocks and
 #         processes; WORKERS=2 for two
 # test-slow  what takes too long for that
 # walks   random walks over a pipeline's days, as in the tests but thousands: WALKS=5000 SEED=1;
@@ -15,7 +15,7 @@
 #         to the broker's and leaves out those of clients and Spark
 
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 DIST := dist
