@@ -125,6 +125,7 @@ def test_damage_to_a_slot_file_shows_everywhere(
         (record,) = nsqd.get("/damage").json["records"]
         assert (record["kind"], record["path"], record["messages"]) == ("deferred", str(slot), lost)
         assert f"{lost} of 200 messages are lost" in record["text"]
+        wait_until(lambda: errors(nsqd), why="it is logged")
         (line,) = errors(nsqd)
         assert "ERROR" in line and str(slot) in line
         assert nsqd.metric('penstock_damage_total{kind="deferred"}') == 1
