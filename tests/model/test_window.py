@@ -41,6 +41,7 @@ class Known:
     owner: Consumer | None = None
     deadline_ns: int = 0
     delivered_ns: int = 0
+    kicked: bool = False
     lost: bool = False  # a delivery ended without an answer
     alone: bool = False  # ready, to be delivered alone
 
@@ -452,7 +453,8 @@ class WindowMachine(RuleBasedStateMachine):
             self.kicked_count += 1
             self.told.pop(index, None)
             if index < self.window.cursor:
-                self.known[index] = Known("ready", 0)
+                self.known[index] = Known("ready", 0, kicked=True)
+                self.marked.add(index)
                 self.make_ready({index})
             else:
                 self.queue = sorted([*self.queue, index])
@@ -611,7 +613,12 @@ class WindowMachine(RuleBasedStateMachine):
         journal.add(list(buried.snapshot()) if buried else [], self.window.snapshot())
         told = {i: (known.attempts, known.due_ns) for i, known in self.known.items()}
         assert journal.unfinished(self.log) == sorted([*self.known, *self.queue])
-        assert journal.marks == {i: mark for i, mark in told.items() if mark[0]}
+        # The bits of due_ns are inverted for what was kicked.
+        assert journal.marks == {
+            i: (mark[0], ~mark[1] if self.known[i].kicked else mark[1])
+            for i, mark in told.items()
+            if mark[0] or self.known[i].kicked
+        }
         self.compare_rebuilt(journal, told)
 
     def compare_rebuilt(self, journal: Journal, told: dict[int, tuple[int, int]]) -> None:

@@ -50,7 +50,10 @@ def archived(path: Path) -> list[bytes]:
     """What an archive holds, read by something else than Spark."""
     if not list(path.glob("topic=*/**/*.parquet")):  # folders come before their first file
         return []
-    table = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["body"])
+    try:
+        table = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["body"])
+    except FileNotFoundError:  # a folder that a batch was written in went meanwhile
+        return []
     return sorted(table["body"].to_pylist())
 
 
