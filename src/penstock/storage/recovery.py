@@ -208,18 +208,8 @@ class _Recovery:
         # The next header says where this segment ended: bad bytes after its last message are the
         # remains of a footer or of a failed write.
         whole = after is not None and found.tally.end >= after.previous_end
-        for bad in found.bad:
-            known = min(synced_offset, found.tally.size) if whole else synced_offset
-            bad_end = bad.end
-            if bad_end == found.size:
-                bad_end = max(found.zeros_from, min(known, found.size))
-            if bad_end > bad.offset:
-                self.report(
-                    path, bad.offset, bad_end, known, "batch", bad.index_end - bad.index_start
-                )
-            else:
-                size = bad.end - bad.offset
-                self.notes.append(f"{path}: zeros at {bad.offset}, {size} bytes, cut off")
+        known = min(synced_offset, found.tally.size) if whole else synced_offset
+        self.report_bad(path, found, known)
         if not found.tally.count:
             if found.bad:
                 kept = set_aside(self.files, path)
@@ -353,6 +343,20 @@ class _Recovery:
         segment.side = segment.sealed = segment.closed = True
         segment.generation = generation + number - base
         return segment
+
+    def report_bad(self, path: str, found: Survey, known: int) -> None:
+        """Report the bad bytes of a segment, of which those before ``known`` were synced."""
+        for bad in found.bad:
+            bad_end = bad.end
+            if bad_end == found.size:
+                bad_end = max(found.zeros_from, min(known, found.size))
+            if bad_end > bad.offset:
+                self.report(
+                    path, bad.offset, bad_end, known, "batch", bad.index_end - bad.index_start
+                )
+            else:
+                size = bad.end - bad.offset
+                self.notes.append(f"{path}: zeros at {bad.offset}, {size} bytes, cut off")
 
     def report(
         self, path: str, offset: int, end: int, synced_offset: int, what: str, count: int = 0
