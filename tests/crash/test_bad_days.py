@@ -181,7 +181,7 @@ def test_bytes_behind_the_last_batch_are_cut_off(
         (segment,) = folder_of(nsqd, "t").glob("*.log")
         edit(segment, change)
         nsqd.start()
-        nsqd.wait_for_log(f"topic=t: .*{told}")
+        nsqd.wait_for_log(f"WARNING: topic=t: .*{told}")
         assert nsqd.post("/pub?topic=t", b"new").status == 200
         assert drain(nsqd, "a", len(published) + 1) == published | {b"new"}
         nsqd.kill()

@@ -69,6 +69,10 @@ def open_data_path(components: Components) -> None:
         )
         for note in found.notes:
             log.warning("topic=%s: %s", folder.topic, note)
+        for note in found.zeros:
+            # With --sync-every=1 each kill leaves some, and no message in them was acknowledged.
+            level = logging.INFO if context.options.sync_every == 1 else logging.WARNING
+            log.log(level, "topic=%s: %s", folder.topic, note)
         for loss in found.losses:
             damage.report(
                 loss.kind, loss.text, topic=folder.topic, path=loss.path, messages=loss.messages

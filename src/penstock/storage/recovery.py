@@ -81,6 +81,7 @@ class RecoveredTopic:
     fired: dict[int, list[int]] = field(default_factory=dict)
     moved: Arrivals = field(default_factory=Arrivals)
     notes: list[str] = field(default_factory=list)
+    zeros: list[str] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
 
 
@@ -119,6 +120,7 @@ def recover_topic(
         recovery.fired,
         recovery.moved,
         recovery.notes,
+        recovery.zeros,
         losses,
     )
 
@@ -135,6 +137,7 @@ class _Recovery:
         self.moved = Arrivals()
         self.settled_end = 0
         self.notes: list[str] = []  # nothing that was acknowledged is lost
+        self.zeros: list[str] = []  # the same for those at the end of a file
         self.losses: list[Loss] = []
         self.synced = Visible(0, 0, 0)
         self.holes = False
@@ -356,7 +359,7 @@ class _Recovery:
                 )
             else:
                 size = bad.end - bad.offset
-                self.notes.append(f"{path}: zeros at {bad.offset}, {size} bytes, cut off")
+                self.zeros.append(f"{path}: zeros at {bad.offset}, {size} bytes, cut off")
 
     def report(
         self, path: str, offset: int, end: int, synced_offset: int, what: str, count: int = 0
