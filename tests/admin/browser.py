@@ -101,11 +101,11 @@ class Tab:
 
     def check(self) -> None:
         """Nothing went wrong, and nobody else was asked."""
-        assert self.wrong == []
+        assert self.wrong == [], self.wrong
         foreign = [
             url for url in self.requests if not url.startswith((self.url, "data:", "about:"))
         ]
-        assert foreign == []
+        assert foreign == [], foreign
 
 
 class Browser:

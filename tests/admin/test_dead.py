@@ -70,6 +70,17 @@ def result(tab: Tab) -> str:
     return banner.inner_text()
 
 
+def test_a_page_that_is_not_live_stays_as_it_is(tab: Tab, cluster: Cluster) -> None:
+    """A live page fetches itself again a second after an action; here this was a script error."""
+    poison(cluster, "dead.still", *BODIES)
+    opened(tab, cluster, "dead.still")
+    tab.page.get_by_label("all", exact=True).check()
+    tab.click("Kick")
+    assert "3 kicked" in result(tab)
+    tab.page.wait_for_timeout(1500)
+    tab.check()
+
+
 def test_buried_messages_are_shown_with_their_bodies(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.shown", *BODIES)
     poison(cluster, "dead.shown", b"on another node", on=1)

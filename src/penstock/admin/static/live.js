@@ -46,9 +46,9 @@ export class Live {
     this.#show();
   }
 
-  // Fetch now instead of after the interval.
+  // Fetch now instead of after the interval; a page that is not live stays as it is.
   async update() {
-    if (this.#fetching) return;
+    if (this.#sign === null || this.#fetching) return;
     clearTimeout(this.#timer);
     this.#fetching = true;
     try {
