@@ -67,16 +67,7 @@ def open_data_path(components: Components) -> None:
             live_slots,
             context.options.max_bytes_per_file,
         )
-        for note in found.notes:
-            log.warning("topic=%s: %s", folder.topic, note)
-        for note in found.zeros:
-            # With --sync-every=1 each kill leaves some, and no message in them was acknowledged.
-            level = logging.INFO if context.options.sync_every == 1 else logging.WARNING
-            log.log(level, "topic=%s: %s", folder.topic, note)
-        for loss in found.losses:
-            damage.report(
-                loss.kind, loss.text, topic=folder.topic, path=loss.path, messages=loss.messages
-            )
+        _report_topic(components, folder.topic, found)
         for slot, ordinals in found.fired.items():
             fired.setdefault(slot, []).extend(ordinals)
         entry = listed.get(folder.topic)
@@ -110,6 +101,20 @@ def open_data_path(components: Components) -> None:
     components.registry.save_all().add(lambda saved: _sweep(context, deleted, saved))
     open_stagings(components.staging)
     components.staging.resume()
+
+
+def _report_topic(components: Components, topic: str, found: RecoveredTopic) -> None:
+    """Log and report what is not as it was written."""
+    for note in found.notes:
+        log.warning("topic=%s: %s", topic, note)
+    for note in found.zeros:
+        # With --sync-every=1 each kill leaves some, and no message in them was acknowledged.
+        level = logging.INFO if components.context.options.sync_every == 1 else logging.WARNING
+        log.log(level, "topic=%s: %s", topic, note)
+    for loss in found.losses:
+        components.damage.report(
+            loss.kind, loss.text, topic=topic, path=loss.path, messages=loss.messages
+        )
 
 
 def _report_folders(components: Components) -> None:
