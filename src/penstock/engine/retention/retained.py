@@ -176,14 +176,16 @@ class Retained:
     # ---- rolling
 
     def roll(self, low: int) -> bool:
-        """Seal the active segment if it is finished and in the way, or old; whether it has to be.
+        """Seal the active segment if it is full, old, or finished and in the way; whether it is.
 
         A finished one is not in the way while it is retained, unless the disk is low.
         """
-        if not self.wanted or self._retention.room_low:
-            rolling = self.topic.writer.roll_if_finished(low)
-            if rolling or not self.wanted:
-                return rolling
+        in_the_way = not self.wanted or self._retention.room_low
+        # A full one may be there without a publish: a policy has changed.
+        if self.topic.writer.roll_if_finished(low if in_the_way else 0):
+            return True
+        if not self.wanted:
+            return False
         left_ns = self._until_roll()
         if left_ns is None:
             return False
