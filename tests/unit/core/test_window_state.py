@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -475,3 +477,37 @@ def test_that_a_message_was_kicked_is_in_its_mark() -> None:
     )
     assert window.fire(5, 10) == 2
     assert read_marks(window.snapshot()[2]) == {0: (2, ~0), 1: (2, 0)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 39), st.integers(0, 20), st.integers(0, 10)), max_size=30),
+    st.data(),
+)
+def test_searches_for_unfinished_ones_in_any_order_find_what_is_left(
+    searches: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    window = window_of(range(40))
+    consumer = consumer_of(window)
+    deliver(window, consumer, count=40)
+    left = list(range(40))
+    for start, size, count_max in searches:
+        found = [index for index in left if start <= index < start + size]
+        expected = found if len(found) <= count_max else None
+        assert window.unfinished(start, start + size, count_max) == expected
+        if left:
+            index = data.draw(st.sampled_from(left))
+            left.remove(index)
+            assert window.finish_index(consumer, index, NODE_ID) == 0
+
+
+def test_a_search_of_each_range_in_turn_costs_about_one_search_of_all() -> None:
+    """A log with many small segments has many ranges: here 100,000 entries in 10,000."""
+    count, size = 100_000, 10
+    window = window_of(range(count))
+    consumer = consumer_of(window, ready_count=count)
+    while window.in_flight_count < count:
+        deliver(window, consumer, count=count)
+    start_s = time.process_time()
+    for start in range(0, count, size):
+        assert window.unfinished(start, start + size, size - 1) is None
+    assert time.process_time() - start_s < 0.2
