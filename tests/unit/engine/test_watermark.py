@@ -183,6 +183,24 @@ def test_a_segment_with_a_straggler_makes_room_too() -> None:
     assert node.given_up()["a"] == 401 - log.count
 
 
+@pytest.mark.parametrize("kept", ["buried", "requeued"])
+def test_segments_that_something_else_keeps_are_passed_over(kept: str) -> None:
+    """To give them up would free nothing; what is newer and only retained goes instead."""
+    node = Node(20)
+    client = node.clients["a"]
+    for _ in range(100):
+        assert node.engine.publish("a", bytes(BODY_SIZE)) is None
+        (message,) = client.take()
+        if kept == "buried":
+            assert client.bury(message.index) == 0
+        else:
+            assert client.requeue(message.index, HOUR) == 0
+    for number in range(600):
+        assert node.publish("b") is None, number
+    assert node.given_up()["b"] > 300
+    assert node.engine.topic("a").log.count == 100
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_retained_segments_make_room_for_the_reserve_of_a_disk_that_was_full(restart: bool) -> None:
     """On a small disk it needs more than the watermark: publishes would be refused for good."""

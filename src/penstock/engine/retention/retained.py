@@ -25,7 +25,12 @@ from penstock.core.deadlines import NEVER_NS
 from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.context import Context
-from penstock.engine.retention.stragglers import buried_size, movable
+from penstock.engine.retention.stragglers import (
+    buried_size,
+    is_removable,
+    movable,
+    tables_of,
+)
 from penstock.engine.retention.wakes import Retention
 from penstock.engine.writer import TopicWriter
 from penstock.settings.policy import Policy
@@ -217,18 +222,18 @@ class Retained:
         oldest = self.oldest()
         return None if oldest is None else oldest.append_ns_last
 
-    def give_up(self) -> int:
-        """Give up the oldest retained segment; returns its size."""
+    def give_up(self) -> Segment:
+        """Give up the oldest segment that only retention keeps."""
         oldest = self.oldest()
         assert oldest is not None
         self.given_up_end = oldest.visible.end
-        return oldest.file_size
+        return oldest
 
-    @property
-    def given_up_size(self) -> int:
-        """Bytes of the segments that were given up and are still there."""
-        count = self._sealed_count(min(self.given_up_end, self.topic.passed()))
-        return self._size_before(count) if count else 0
+    def holds(self, segment: Segment) -> bool:
+        """Whether the segment is still there."""
+        files = self._log.files
+        place = locate(files, segment.first)
+        return place < len(files) and files[place] is segment
 
     def removing(self, start: int, end: int, moved_count: int = 0) -> None:
         """The messages in [start, end) go now, but for those moved; count what had time left."""
@@ -237,12 +242,21 @@ class Retained:
             self.given_up_count += self._log.count_between(start, end) - moved_count
 
     def oldest(self) -> Segment | None:
-        """The oldest segment that is retained; None if there is none."""
-        files = self._log.files
-        place = locate(files, self.given_up_end)
-        if not self.wanted or place >= self._sealed_count(self.topic.passed()):
+        """The oldest segment that only retention keeps; None if there is none."""
+        if not self.wanted:
             return None
-        return files[place]
+        log, files, windows = self._log, self._log.files, self.topic.windows()
+        low_place = self._sealed_count(self.topic.low())
+        whole = not tables_of(windows)  # nothing of what is below the low-water mark is needed
+        for place in range(
+            locate(files, self.given_up_end), self._sealed_count(self.topic.passed())
+        ):
+            finished = place < low_place
+            if log.unpinned(files[place]) and (
+                (finished and whole) or is_removable(windows, files[place], finished=finished)
+            ):
+                return files[place]
+        return None
 
     # ---- what is shown
 

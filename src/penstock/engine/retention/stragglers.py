@@ -61,5 +61,11 @@ def movable(windows: list[Window], segments: Iterable[Segment]) -> list[Segment]
     return [segment for segment in segments if stragglers_of(windows, segment) is not None]
 
 
+def is_removable(windows: list[Window], segment: Segment, *, finished: bool) -> bool:
+    """Whether no channel keeps the segment; ``finished``: it is below the low-water mark."""
+    alive = stragglers_of(windows, segment)
+    return alive is not None and ((finished and not alive) or searchable(windows))
+
+
 def _count_max(segment: Segment) -> int:
     return min(STRAGGLER_COUNT_MAX, int(segment.visible.count * STRAGGLER_SHARE_MAX))

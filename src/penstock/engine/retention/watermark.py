@@ -31,6 +31,7 @@ from penstock.engine.health import Health
 from penstock.engine.options import LOW_PERCENT
 from penstock.engine.retention.wakes import Keeping, Retention
 from penstock.engine.rounds import SLICE_NS
+from penstock.storage.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class Room:
         self.percent = LOW_PERCENT if percent is None else percent
         self._free_size = -1  # at the last measurement
         self._measured_ns = 0
-        self._given_up: dict[Keeping, int] = {}  # when a segment of it was last given up
+        # Segments that were given up and may still be there, and when that was.
+        self._given_up: dict[Segment, tuple[int, Keeping]] = {}
         self._count = 0  # of this episode
         self._exhausted = False
         # Topics with something to give up, by the age of that, in a heap; maybe not any more.
@@ -154,13 +156,12 @@ class Room:
 
     def _leaving_size(self) -> int:
         """Bytes that were given up and are still on the disk."""
-        now_ns, size = self._clock.monotonic_ns(), self._retention.unlinking_size
-        for each, at_ns in list(self._given_up.items()):
-            left_size = each.given_up_size
-            if left_size and now_ns - at_ns <= GIVEN_UP_NS:
-                size += left_size
+        since_ns, size = self._clock.monotonic_ns() - GIVEN_UP_NS, self._retention.unlinking_size
+        for segment, (at_ns, each) in list(self._given_up.items()):
+            if at_ns >= since_ns and each.holds(segment):
+                size += segment.file_size
             else:
-                del self._given_up[each]
+                del self._given_up[segment]
         return size
 
     def _make_room(self, missing_size: int) -> None:
@@ -204,7 +205,9 @@ class Room:
             append_ns, number, each = oldest[0]
             kept = each in self._retention.retained  # its topic may be gone
             if kept and each.oldest_ns() == append_ns:
-                missing_size -= each.give_up()
+                segment = each.give_up()
+                self._given_up[segment] = self._clock.monotonic_ns(), each
+                missing_size -= segment.file_size
                 self._count += 1
                 touched[each] = None
             next_ns = each.oldest_ns() if kept else None
@@ -213,7 +216,6 @@ class Room:
             else:
                 heapq.heapreplace(oldest, (next_ns, number, each))
         for each in touched:
-            self._given_up[each] = self._clock.monotonic_ns()
             self._context.supervisor.guard(SOURCE, each.topic.retire)
 
     def _refuse(self, free_size: int, total_size: int) -> None:
