@@ -183,6 +183,28 @@ def test_a_segment_with_a_straggler_makes_room_too() -> None:
     assert node.given_up()["a"] == 401 - log.count
 
 
+def test_finished_active_segments_of_many_topics_make_room_too() -> None:
+    """Each is too small to be rolled for its size, and young; together they fill the disk."""
+    files = LossyFiles(space=8 << 20)
+    engine = Engine(files, disk_low_watermark=20)
+    for name in (names := [f"t{number}" for number in range(8)]):
+        retaining(engine, name, retain_ns=HOUR)
+        client = Client(engine, name, "c", 2500)
+        for _ in range(7):
+            assert engine.publish(name, bytes(100_000)) is None
+        for message in client.take():
+            client.finish(message.index)
+    engine.advance(5 * SECOND)
+    engine.publish("new", b"x")
+    engine.topic("new").create_channel("c")
+    accepted_size = 0
+    while engine.publish("new", bytes(100_000)) is None:
+        accepted_size += 100_000
+        engine.advance(SECOND // 20)
+    assert accepted_size > 5_000_000, "20 % of the disk, and the reserve, are not used"
+    assert sum(engine.topic(name).log.size for name in names) == 0
+
+
 @pytest.mark.parametrize("kept", ["buried", "requeued"])
 def test_segments_that_something_else_keeps_are_passed_over(kept: str) -> None:
     """To give them up would free nothing; what is newer and only retained goes instead."""

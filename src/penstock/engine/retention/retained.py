@@ -89,6 +89,7 @@ class Retained:
         self._seen = False  # whether the segments were seen since retention began
         self._active: Segment | None = None  # the active segment when it was last seen,
         self._active_ns = 0  # and when it was first seen
+        self._sealing: Segment | None = None  # the active segment that was to make room
         self.wake_ns = NEVER_NS  # when the topic is checked again
         self._expired_end = 0  # what the policy keeps begins here
         self.given_up_end = 0  # segments below this have to make room
@@ -183,11 +184,10 @@ class Retained:
     def roll(self, low: int) -> bool:
         """Seal the active segment if it is full, old, or finished and in the way; whether it is.
 
-        A finished one is not in the way while it is retained, unless the disk is low.
+        A finished one is not in the way while it is retained.
         """
-        in_the_way = not self.wanted or self._retention.room_low
         # A full one may be there without a publish: a policy has changed.
-        if self.topic.writer.roll_if_finished(low if in_the_way else 0):
+        if self.topic.writer.roll_if_finished(0 if self.wanted else low):
             return True
         if not self.wanted:
             return False
@@ -216,6 +216,18 @@ class Retained:
         return settled() if self.topic.closed else self.topic.writer.roll_soon()
 
     # ---- giving up
+
+    def seal_finished(self) -> None:
+        """Have the active segment sealed if it is finished, so that it can be given up.
+
+        One that is small stays: it is not worth it.
+        """
+        files = self._log.files
+        if not files or files[-1].sealed or files[-1] is self._sealing:
+            return
+        if files[-1].visible.end <= self.topic.low() and files[-1].file_size >= SEGMENT_SIZE_MIN:
+            self._sealing = files[-1]
+            self._retention.rolls.add(self._roll)
 
     def oldest_ns(self) -> int | None:
         """When the newest message of the oldest retained segment was appended, if there is one."""
