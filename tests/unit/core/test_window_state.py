@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -498,16 +496,3 @@ def test_searches_for_unfinished_ones_in_any_order_find_what_is_left(
             index = data.draw(st.sampled_from(left))
             left.remove(index)
             assert window.finish_index(consumer, index, NODE_ID) == 0
-
-
-def test_a_search_of_each_range_in_turn_costs_about_one_search_of_all() -> None:
-    """A log with many small segments has many ranges: here 100,000 entries in 10,000."""
-    count, size = 100_000, 10
-    window = window_of(range(count))
-    consumer = consumer_of(window, ready_count=count)
-    while window.in_flight_count < count:
-        deliver(window, consumer, count=count)
-    start_s = time.process_time()
-    for start in range(0, count, size):
-        assert window.unfinished(start, start + size, size - 1) is None
-    assert time.process_time() - start_s < 0.2
