@@ -1,6 +1,7 @@
 """A crash at every change of the disk while a segment is rolled for its age and others are dropped.
 
-Nothing that is retained is lost, and `whole_from` is true after each (R18, R21).
+Nothing that is retained is lost, and `whole_from` is true after each (R18, R21); also while a bound
+drops the oldest messages (R20).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.engine.pull.channel import PullChannel
+from penstock.engine.topic import Topic
 from tests.crash.lossy import KEEP, LOSE, PREFIX, Crashed
 from tests.support.engine import MINUTE, SECOND, Engine
 from tests.support.retention import Reader, retaining
@@ -90,3 +93,52 @@ def test_a_crash_at_every_step_of_a_drop_and_a_roll_loses_nothing_retained(mode:
         days.check()
         count += 1
     assert count > 20
+
+
+class Dropping:
+    """A topic that drops its oldest messages, with a pull channel that has committed nothing."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        topic, created = self.engine.broker.create_topic("t")
+        assert self.engine.done(created) is None
+        assert isinstance(topic, Topic)
+        _, opened, _ = self.engine.components.pulls.open(topic, "p", topic.end)
+        assert self.engine.done(opened) is None
+        policy = {"max_messages": 16, "overflow": "drop-oldest"}
+        assert self.engine.done(self.engine.components.policies.set_topic(topic, policy)) is None
+        self.publish(16)
+        self.engine.advance(2 * SECOND)
+        self.stored = self.engine.logged("t")
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            assert self.engine.publish("t", b"message") is None
+
+    def change(self) -> None:
+        """What is interrupted."""
+        self.publish(20)
+        self.engine.advance(2 * SECOND)
+
+
+@pytest.mark.parametrize("mode", [LOSE, KEEP, PREFIX])
+def test_a_crash_at_every_step_of_a_drop_tells_a_reader_what_is_missing(mode: str) -> None:
+    step = 0
+    while True:
+        dropping = Dropping()
+        engine = dropping.engine
+        engine.files.crash_at = engine.files.step_count + step
+        try:
+            dropping.change()
+        except Crashed:
+            pass
+        else:
+            break
+        engine.crash(mode, seed=step)
+        engine.start()
+        channel = engine.topic("t").channels["p"]
+        assert isinstance(channel, PullChannel)
+        missing = dropping.stored.keys() - engine.logged("t").keys()
+        assert all(index < channel.whole_from for index in missing), step
+        step += 1
+    assert step > 50

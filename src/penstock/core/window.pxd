@@ -69,6 +69,7 @@ cdef class Window(Entries):
     cdef int32_t lone_head   # the same for messages to be delivered alone
     cdef int32_t lone_tail
     cdef int32_t kicked_slot  # the last one inserted, -1 if none
+    cdef int32_t near_slot    # where the last search for unfinished messages ended, -1 if nowhere
 
     cdef bint strict              # there is a limit of attempts or a backoff
     cdef int on_failed            # what to do after the last attempt

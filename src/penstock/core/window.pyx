@@ -116,7 +116,7 @@ cdef class Window(Entries):
         self.consumers = []
         self.free_numbers = []
         self.ready_head = self.ready_tail = self.lone_head = self.lone_tail = -1
-        self.kicked_slot = -1
+        self.kicked_slot = self.near_slot = -1
         self.buried_max = BURIED_COUNT_MAX
         self.moving = []
         self.deadlines = DeadlineQueue()
@@ -159,8 +159,13 @@ cdef class Window(Entries):
     def unfinished(self, int64_t start, int64_t end, Py_ssize_t count_max):
         """Indexes with an entry in start..end, or None if there are more than ``count_max``."""
         cdef list found = []
-        cdef int32_t slot = self.head
+        cdef int32_t slot = self.head, near = self.near_slot
+        # Searches ascend: continue where the last one ended.
+        if (0 <= near < self.entry_capacity and self.entries[near].state
+                and self.entries[near].index <= start):
+            slot = near
         while slot >= 0 and self.entries[slot].index < end:
+            self.near_slot = slot
             if self.entries[slot].index >= start:
                 if len(found) == count_max:
                     return None

@@ -24,6 +24,7 @@ from penstock.storage.reserve import Reserve
 log = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LOGGED_COUNT_MAX = 100
 PAUSE_FIRST_NS = 250_000_000
 PAUSE_MAX_NS = 30_000_000_000
 
@@ -35,6 +36,7 @@ class Health:
         self._context = context
         self.reserve = Reserve(context.files, context.data.reserve)
         self._write_error: Exception | None = None
+        self._logged: set[str] = set()  # errors of writes since they last worked: each once
         self._failing: dict[str, str] = {}
         self._probing = False
 
@@ -99,8 +101,10 @@ class Health:
             self._context.disk.submit(self.reserve.free, lambda _result, _error: None)
 
     def failed(self, error: Exception) -> None:
-        if self._write_error is None or str(self._write_error) != str(error):
-            log.error("storage: %s", error)
+        text = str(error)
+        if text not in self._logged and len(self._logged) < LOGGED_COUNT_MAX:
+            self._logged.add(text)
+            log.error("storage: %s", text)
         self._write_error = error
 
     def refusal(self) -> Exception | None:
@@ -143,6 +147,7 @@ class Health:
     def _recovered(self) -> None:
         log.info("storage: writing works again")
         self._write_error = None
+        self._logged.clear()
 
 
 class Retries:

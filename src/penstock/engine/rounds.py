@@ -72,6 +72,10 @@ class LimitedQueue:
             self._start_soon()
         return ticket
 
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._count
+
     def _start_soon(self) -> None:
         if not self._scheduled and self._waiting and self._count < self._count_max:
             self._scheduled = True

@@ -572,6 +572,8 @@ class Topic(BaseTopic):
         for channel in self.channels.values():
             if not channel.ephemeral:
                 channel.drop_below(end)
+                # Before the removal: a pull channel counts all from its low on as kept (R18).
+                self.journal_channel(channel)
         if self.released < end:
             self.dropped_count += self._drop_held(end)
         self.journal_later()

@@ -239,12 +239,12 @@ cdef class LogWriter:
             return False
         if self.roll_wanted:
             return True
-        if segment.closed:
-            # Found at start, or its footer could not be written: it can only be sealed.
-            return segment.tally.end <= low
         size = segment.tally.size
         if size >= self.segment_size_max or segment.tally.count >= self.segment_count_max:
             return True
+        if segment.closed:
+            # Found at start, or its footer could not be written: it can only be sealed.
+            return segment.tally.end <= low
         return size >= ROLL_SIZE_FINISHED and segment.tally.end <= low
 
     def sync(self):

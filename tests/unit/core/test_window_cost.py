@@ -147,3 +147,18 @@ def test_a_seek_from_a_million_deferred_messages_takes_no_turn_of_its_own() -> N
     window.restore(7, 1, 0)
     window.check()
     assert window.depth == 1
+
+
+def test_a_search_of_each_range_in_turn_costs_about_one_search_of_all() -> None:
+    """A log with many small segments has many ranges: here 100,000 entries in 10,000."""
+    template = template_block()
+    window = Window(0)
+    consumer = consumer_of(window)
+    for first in range(0, 100_000, BATCH):
+        window.load(block_at(first, template))
+        window.deliver(consumer, BATCH, 1 << 30, LIMIT, 0)
+    assert window.in_flight_count == 100_000
+    start_s = time.process_time()
+    for start in range(0, 100_000, 10):
+        assert window.unfinished(start, start + 10, 9) is None
+    assert time.process_time() - start_s < 0.2

@@ -475,3 +475,24 @@ def test_that_a_message_was_kicked_is_in_its_mark() -> None:
     )
     assert window.fire(5, 10) == 2
     assert read_marks(window.snapshot()[2]) == {0: (2, ~0), 1: (2, 0)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 39), st.integers(0, 20), st.integers(0, 10)), max_size=30),
+    st.data(),
+)
+def test_searches_for_unfinished_ones_in_any_order_find_what_is_left(
+    searches: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    window = window_of(range(40))
+    consumer = consumer_of(window)
+    deliver(window, consumer, count=40)
+    left = list(range(40))
+    for start, size, count_max in searches:
+        found = [index for index in left if start <= index < start + size]
+        expected = found if len(found) <= count_max else None
+        assert window.unfinished(start, start + size, count_max) == expected
+        if left:
+            index = data.draw(st.sampled_from(left))
+            left.remove(index)
+            assert window.finish_index(consumer, index, NODE_ID) == 0

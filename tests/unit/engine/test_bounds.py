@@ -295,6 +295,29 @@ def test_bytes_of_a_topic_smaller_than_a_segment_become_fewer_too() -> None:
     assert bounded.topic.log.size < 40_000
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("retain_ns", [0, HOUR])
+def test_a_large_segment_from_before_the_bound_does_not_keep_a_topic_full(
+    retain_ns: int, restart: bool
+) -> None:
+    """It is sealed without a publish: then its one unfinished message does not keep it."""
+    bounded = Bounded("c", retain_ns=retain_ns)
+    engine = bounded.engine
+    client = bounded.consumer("c", ready_count=2500, msg_timeout_ns=HOUR)
+    for _ in range(100):
+        assert bounded.pub(bytes(1000)) == ""
+    for message in client.take()[1:]:
+        client.finish(message.index)
+    if restart:
+        engine.exit()
+        engine.start()
+        bounded.topic = engine.topic("t")
+    bound(bounded.topic, max_bytes=50_000, retain_ns=retain_ns)
+    assert bounded.pub(b"x") == "max_bytes"
+    engine.advance(20 * SECOND)
+    assert bounded.pub(b"x") == ""
+
+
 def test_bytes_that_buried_messages_keep_are_bounded_too() -> None:
     """R24: a file full of them stays, so it counts, until they are kicked or discarded."""
     bounded = Bounded("c", max_bytes=1 << 20)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+import pytest
+
 from tests.crash.lossy import LossyFiles
 from tests.support.engine import SECOND, Client, Engine
 
@@ -135,3 +137,21 @@ def test_a_disk_that_syncs_nothing_is_not_tried_without_end() -> None:
     engine.settle()
     assert engine.components.health.problem is not None
     assert len(files.failures) > 990
+
+
+def test_errors_of_several_topics_by_turns_are_logged_once_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine()
+    for name in "ab":
+        assert engine.publish(name, b"before") is None
+    for _ in range(2):
+        engine.files.faults.add("*.log", errno.ENOSPC, "append")
+        for _ in range(10):
+            for name in "ab":
+                assert engine.publish(name, b"lost") is not None
+        assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 2
+        caplog.clear()
+        engine.files.faults.heal()
+        engine.advance(3 * SECOND)
+        assert engine.components.health.text == "OK"

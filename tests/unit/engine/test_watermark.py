@@ -183,6 +183,46 @@ def test_a_segment_with_a_straggler_makes_room_too() -> None:
     assert node.given_up()["a"] == 401 - log.count
 
 
+def test_finished_active_segments_of_many_topics_make_room_too() -> None:
+    """Each is too small to be rolled for its size, and young; together they fill the disk."""
+    files = LossyFiles(space=8 << 20)
+    engine = Engine(files, disk_low_watermark=20)
+    for name in (names := [f"t{number}" for number in range(8)]):
+        retaining(engine, name, retain_ns=HOUR)
+        client = Client(engine, name, "c", 2500)
+        for _ in range(7):
+            assert engine.publish(name, bytes(100_000)) is None
+        for message in client.take():
+            client.finish(message.index)
+    engine.advance(5 * SECOND)
+    engine.publish("new", b"x")
+    engine.topic("new").create_channel("c")
+    accepted_size = 0
+    while engine.publish("new", bytes(100_000)) is None:
+        accepted_size += 100_000
+        engine.advance(SECOND // 20)
+    assert accepted_size > 5_000_000, "20 % of the disk, and the reserve, are not used"
+    assert sum(engine.topic(name).log.size for name in names) == 0
+
+
+@pytest.mark.parametrize("kept", ["buried", "requeued"])
+def test_segments_that_something_else_keeps_are_passed_over(kept: str) -> None:
+    """To give them up would free nothing; what is newer and only retained goes instead."""
+    node = Node(20)
+    client = node.clients["a"]
+    for _ in range(100):
+        assert node.engine.publish("a", bytes(BODY_SIZE)) is None
+        (message,) = client.take()
+        if kept == "buried":
+            assert client.bury(message.index) == 0
+        else:
+            assert client.requeue(message.index, HOUR) == 0
+    for number in range(600):
+        assert node.publish("b") is None, number
+    assert node.given_up()["b"] > 300
+    assert node.engine.topic("a").log.count == 100
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_retained_segments_make_room_for_the_reserve_of_a_disk_that_was_full(restart: bool) -> None:
     """On a small disk it needs more than the watermark: publishes would be refused for good."""

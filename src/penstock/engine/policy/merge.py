@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from penstock.engine.policy.rules import CHANNEL_KEYS, TOPIC_KEYS, Rules
+from penstock.engine.policy.rules import CHANNEL_KEYS, TOPIC_KEYS, Given, Rules
 from penstock.engine.policy.values import restored
 from penstock.errors import PolicyError
-from penstock.settings.policy import BOTH, BURY, BY_KEY, CHANNEL, DEFAULT, DROP, MOVE, Policy
+from penstock.settings.policy import BOTH, BURY, BY_KEY, DEFAULT, DROP, MOVE, Policy
 from penstock.wire.names import EPHEMERAL, is_valid_name
 
 SET = "set"
@@ -64,10 +64,11 @@ class Subject(NamedTuple):
 
 def topic_values(rules: Rules, subject: Subject) -> Values:
     """The keys of a topic that are not the default."""
-    values: Values = {}
+    given: dict[str, Given] = {}
     for rule in rules.of(subject.topic):
         if rule.channel is None:
-            _take(values, rule.values, TOPIC_KEYS)
+            given.update(rule.values)
+    values = {key: Value(*each) for key, each in given.items() if key in TOPIC_KEYS}
     _take_own(values, subject.topic_own, TOPIC_KEYS)
     if subject.topic_ephemeral:
         return {key: value for key, value in values.items() if key in EPHEMERAL_KEYS}
@@ -78,25 +79,20 @@ def channel_values(rules: Rules, subject: Subject) -> Values:
     """The keys of a channel that are not the default."""
     if subject.topic_ephemeral or subject.pulled:
         return {}
-    found = topic_values(rules, subject)
-    values = {key: value for key, value in found.items() if BY_KEY[key].group == BOTH}
-    own_keys = frozenset(key for key in CHANNEL_KEYS if BY_KEY[key].group == CHANNEL)
+    given: dict[str, Given] = {}
     matching = rules.of(subject.topic)
     places = rules.places_of(subject.channel) if matching else ()
     for rule in matching:
         if rule.channel is None:
-            _take(values, rule.values, own_keys)
+            given.update(rule.alone)
         elif rule.place in places:
-            _take(values, rule.values, CHANNEL_KEYS)
+            given.update(rule.values)
+    found = topic_values(rules, subject)
+    values = {key: value for key, value in found.items() if BY_KEY[key].group == BOTH}
+    values |= {key: Value(*each) for key, each in given.items()}
     _take_own(values, subject.channel_own, CHANNEL_KEYS)
     _restrict(values, subject)
     return values
-
-
-def _take(values: Values, given: Mapping[str, tuple[Any, str]], keys: frozenset[str]) -> None:
-    for key, (value, origin) in given.items():
-        if key in keys:
-            values[key] = Value(value, origin)
 
 
 def _take_own(values: Values, own: Own, keys: frozenset[str]) -> None:

@@ -7,7 +7,8 @@ Rule 2: of rules with the same patterns only the last value of each key is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ class Rule:
     channel: str | None
     values: dict[str, Given]
     place: int = 0  # among the rules that are used
+    alone: dict[str, Given] = field(default_factory=dict)  # of the values those of channels alone
 
 
 class Rules:
@@ -84,4 +86,11 @@ def _distinct(rules: Iterable[Rule]) -> list[Rule]:
         if values:
             kept.append(Rule(topic, channel, values))
     kept.reverse()
-    return [Rule(r.topic, r.channel, r.values, place) for place, r in enumerate(kept)]
+    return [
+        Rule(rule.topic, rule.channel, rule.values, place, _alone(rule.values))
+        for place, rule in enumerate(kept)
+    ]
+
+
+def _alone(values: Mapping[str, Given]) -> dict[str, Given]:
+    return {key: given for key, given in values.items() if BY_KEY[key].group == CHANNEL}

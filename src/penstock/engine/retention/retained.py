@@ -25,7 +25,12 @@ from penstock.core.deadlines import NEVER_NS
 from penstock.core.ticket import Ticket, settled
 from penstock.core.window import Window
 from penstock.engine.context import Context
-from penstock.engine.retention.stragglers import buried_size, movable
+from penstock.engine.retention.stragglers import (
+    buried_size,
+    is_removable,
+    movable,
+    tables_of,
+)
 from penstock.engine.retention.wakes import Retention
 from penstock.engine.writer import TopicWriter
 from penstock.settings.policy import Policy
@@ -84,6 +89,7 @@ class Retained:
         self._seen = False  # whether the segments were seen since retention began
         self._active: Segment | None = None  # the active segment when it was last seen,
         self._active_ns = 0  # and when it was first seen
+        self._sealing: Segment | None = None  # the active segment that was to make room
         self.wake_ns = NEVER_NS  # when the topic is checked again
         self._expired_end = 0  # what the policy keeps begins here
         self.given_up_end = 0  # segments below this have to make room
@@ -176,14 +182,15 @@ class Retained:
     # ---- rolling
 
     def roll(self, low: int) -> bool:
-        """Seal the active segment if it is finished and in the way, or old; whether it has to be.
+        """Seal the active segment if it is full, old, or finished and in the way; whether it is.
 
-        A finished one is not in the way while it is retained, unless the disk is low.
+        A finished one is not in the way while it is retained.
         """
-        if not self.wanted or self._retention.room_low:
-            rolling = self.topic.writer.roll_if_finished(low)
-            if rolling or not self.wanted:
-                return rolling
+        # A full one may be there without a publish: a policy has changed.
+        if self.topic.writer.roll_if_finished(0 if self.wanted else low):
+            return True
+        if not self.wanted:
+            return False
         left_ns = self._until_roll()
         if left_ns is None:
             return False
@@ -210,23 +217,35 @@ class Retained:
 
     # ---- giving up
 
+    def seal_finished(self) -> None:
+        """Have the active segment sealed if it is finished, so that it can be given up.
+
+        One that is small stays: it is not worth it.
+        """
+        files = self._log.files
+        if not files or files[-1].sealed or files[-1] is self._sealing:
+            return
+        if files[-1].visible.end <= self.topic.low() and files[-1].file_size >= SEGMENT_SIZE_MIN:
+            self._sealing = files[-1]
+            self._retention.rolls.add(self._roll)
+
     def oldest_ns(self) -> int | None:
         """When the newest message of the oldest retained segment was appended, if there is one."""
         oldest = self.oldest()
         return None if oldest is None else oldest.append_ns_last
 
-    def give_up(self) -> int:
-        """Give up the oldest retained segment; returns its size."""
+    def give_up(self) -> Segment:
+        """Give up the oldest segment that only retention keeps."""
         oldest = self.oldest()
         assert oldest is not None
         self.given_up_end = oldest.visible.end
-        return oldest.file_size
+        return oldest
 
-    @property
-    def given_up_size(self) -> int:
-        """Bytes of the segments that were given up and are still there."""
-        count = self._sealed_count(min(self.given_up_end, self.topic.passed()))
-        return self._size_before(count) if count else 0
+    def holds(self, segment: Segment) -> bool:
+        """Whether the segment is still there."""
+        files = self._log.files
+        place = locate(files, segment.first)
+        return place < len(files) and files[place] is segment
 
     def removing(self, start: int, end: int, moved_count: int = 0) -> None:
         """The messages in [start, end) go now, but for those moved; count what had time left."""
@@ -235,12 +254,21 @@ class Retained:
             self.given_up_count += self._log.count_between(start, end) - moved_count
 
     def oldest(self) -> Segment | None:
-        """The oldest segment that is retained; None if there is none."""
-        files = self._log.files
-        place = locate(files, self.given_up_end)
-        if not self.wanted or place >= self._sealed_count(self.topic.passed()):
+        """The oldest segment that only retention keeps; None if there is none."""
+        if not self.wanted:
             return None
-        return files[place]
+        log, files, windows = self._log, self._log.files, self.topic.windows()
+        low_place = self._sealed_count(self.topic.low())
+        whole = not tables_of(windows)  # nothing of what is below the low-water mark is needed
+        for place in range(
+            locate(files, self.given_up_end), self._sealed_count(self.topic.passed())
+        ):
+            finished = place < low_place
+            if log.unpinned(files[place]) and (
+                (finished and whole) or is_removable(windows, files[place], finished=finished)
+            ):
+                return files[place]
+        return None
 
     # ---- what is shown
 

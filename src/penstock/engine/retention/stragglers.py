@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 
 from penstock.core.buried import Buried
@@ -59,18 +58,13 @@ def movable(windows: list[Window], segments: Iterable[Segment]) -> list[Segment]
     """Those of ``segments``, which all cursors have passed, with few unfinished messages."""
     if not searchable(windows):
         return []
-    passed = min(window.cursor for window in windows)
-    found: set[int] = set()
-    for window in windows:
-        found.update(window.unfinished(window.low, passed, UNFINISHED_COUNT_MAX) or ())
-    alive, tables = sorted(found), tables_of(windows)
+    return [segment for segment in segments if stragglers_of(windows, segment) is not None]
 
-    def count(segment: Segment) -> int:
-        first, end = segment.first, segment.visible.end
-        unfinished_count = bisect_left(alive, end) - bisect_left(alive, first)
-        return unfinished_count + sum(buried.count_between(first, end) for buried in tables)
 
-    return [segment for segment in segments if count(segment) <= _count_max(segment)]
+def is_removable(windows: list[Window], segment: Segment, *, finished: bool) -> bool:
+    """Whether no channel keeps the segment; ``finished``: it is below the low-water mark."""
+    alive = stragglers_of(windows, segment)
+    return alive is not None and ((finished and not alive) or searchable(windows))
 
 
 def _count_max(segment: Segment) -> int:

@@ -13,6 +13,7 @@ from penstock.core.deadlines import NEVER_NS
 from penstock.engine.context import Context
 from penstock.engine.disk import Lane
 from penstock.engine.rounds import LimitedQueue, Rounds
+from penstock.storage.segment import Segment
 
 # Rolls for age, and unlinks, that are on the disk threads at once.
 ROLL_COUNT_MAX = 1
@@ -39,11 +40,11 @@ class Keeping(Protocol):
     @property
     def oldest_age_ns(self) -> int: ...
     @property
-    def given_up_size(self) -> int: ...
-    @property
     def given_up_count(self) -> int: ...
+    def seal_finished(self) -> None: ...
     def oldest_ns(self) -> int | None: ...
-    def give_up(self) -> int: ...
+    def give_up(self) -> Segment: ...
+    def holds(self, segment: Segment) -> bool: ...
 
 
 class Retention:
@@ -56,7 +57,6 @@ class Retention:
         self.rolls = LimitedQueue(context, ROLL_COUNT_MAX)
         self.unlinks = Lane(context.disk, UNLINK_COUNT_MAX)
         self.unlinking_size = 0  # bytes of files on their way out
-        self.room_low = False  # retained segments have to make room
         self._due: list[tuple[int, int, Keeping]] = []
         self._number = 0
 

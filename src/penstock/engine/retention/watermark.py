@@ -7,7 +7,8 @@ A disk that was full has to have room for the reserve again, or publishes stay r
 small disk that is more than the watermark, and low until then.
 
 Rule 1: only what retention alone keeps is given up, over all topics by age, and only as much as is
-        missing; each segment is counted, each episode is logged.
+        missing; each segment is counted, each episode is logged.  The active segment of a topic
+        that has nothing else is sealed for that, if it is finished.
 Rule 2: publishes are refused only if the flag was set by hand, and only when nothing is left to
         give up, or below half of it: they are faster than room is made.  Without the flag they are
         refused when the disk is full (R8).
@@ -31,6 +32,7 @@ from penstock.engine.health import Health
 from penstock.engine.options import LOW_PERCENT
 from penstock.engine.retention.wakes import Keeping, Retention
 from penstock.engine.rounds import SLICE_NS
+from penstock.storage.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -59,20 +61,17 @@ class Room:
         percent = context.options.disk_low_watermark
         self._refuses = bool(percent)
         self.percent = LOW_PERCENT if percent is None else percent
+        self.low = False  # whether an episode is under way
         self._free_size = -1  # at the last measurement
         self._measured_ns = 0
-        self._given_up: dict[Keeping, int] = {}  # when a segment of it was last given up
+        # Segments that were given up and may still be there, and when that was.
+        self._given_up: dict[Segment, tuple[int, Keeping]] = {}
         self._count = 0  # of this episode
         self._exhausted = False
         # Topics with something to give up, by the age of that, in a heap; maybe not any more.
         self._oldest: list[tuple[int, int, Keeping]] = []
         self._found_ns = 0
         self._searching = False
-
-    @property
-    def low(self) -> bool:
-        """Whether an episode is under way."""
-        return self._retention.room_low
 
     def start(self) -> None:
         if self.percent:
@@ -129,18 +128,16 @@ class Room:
     # ---- an episode
 
     def _begin(self, free_size: int, total_size: int, below: bool) -> None:
-        self._retention.room_low = True
+        self.low = True
         self._count, self._exhausted = 0, False
         log.warning(
             "disk: %s free, less than %s: retained segments are given up, oldest first",
             _share(free_size, total_size),
             f"--disk-low-watermark ({self.percent} %)" if below else "the reserve needs",
         )
-        for retained in self._retention.retained:
-            self._retention.check_soon(retained)  # finished active segments are in the way now
 
     def _end(self, free_size: int, total_size: int) -> None:
-        self._retention.room_low = False
+        self.low = False
         self._given_up.clear()
         self._oldest.clear()
         self._free_size = -1
@@ -154,13 +151,12 @@ class Room:
 
     def _leaving_size(self) -> int:
         """Bytes that were given up and are still on the disk."""
-        now_ns, size = self._clock.monotonic_ns(), self._retention.unlinking_size
-        for each, at_ns in list(self._given_up.items()):
-            left_size = each.given_up_size
-            if left_size and now_ns - at_ns <= GIVEN_UP_NS:
-                size += left_size
+        since_ns, size = self._clock.monotonic_ns() - GIVEN_UP_NS, self._retention.unlinking_size
+        for segment, (at_ns, each) in list(self._given_up.items()):
+            if at_ns >= since_ns and each.holds(segment):
+                size += segment.file_size
             else:
-                del self._given_up[each]
+                del self._given_up[segment]
         return size
 
     def _make_room(self, missing_size: int) -> None:
@@ -181,7 +177,9 @@ class Room:
         end_ns = self._clock.monotonic_ns() + SLICE_NS
         for each in retained:
             append_ns = each.oldest_ns()
-            if append_ns is not None:
+            if append_ns is None:
+                each.seal_finished()
+            else:
                 self._oldest.append((append_ns, len(self._oldest), each))
             if self._clock.monotonic_ns() >= end_ns:
                 self._context.turns.soon(partial(self._search, retained, missing_size))
@@ -196,7 +194,7 @@ class Room:
 
     def _give_up(self, missing_size: int) -> None:
         oldest = self._oldest
-        self._exhausted = not oldest and not self._leaving_size()
+        self._exhausted = not oldest and not self._leaving_size() and self._retention.rolls.idle
         touched: dict[Keeping, None] = {}
         for _ in range(GIVE_UP_COUNT_MAX):
             if not oldest or missing_size <= 0:
@@ -204,7 +202,9 @@ class Room:
             append_ns, number, each = oldest[0]
             kept = each in self._retention.retained  # its topic may be gone
             if kept and each.oldest_ns() == append_ns:
-                missing_size -= each.give_up()
+                segment = each.give_up()
+                self._given_up[segment] = self._clock.monotonic_ns(), each
+                missing_size -= segment.file_size
                 self._count += 1
                 touched[each] = None
             next_ns = each.oldest_ns() if kept else None
@@ -213,7 +213,6 @@ class Room:
             else:
                 heapq.heapreplace(oldest, (next_ns, number, each))
         for each in touched:
-            self._given_up[each] = self._clock.monotonic_ns()
             self._context.supervisor.guard(SOURCE, each.topic.retire)
 
     def _refuse(self, free_size: int, total_size: int) -> None:
