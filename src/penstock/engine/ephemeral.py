@@ -103,10 +103,10 @@ class EphemeralChannel(Channel):
         self._size += size
         self._memory.size += size
 
-    def release(self, start: int, end: int, count: int) -> None:
+    def release(self, start: int, end: int) -> None:
         """Accept messages that the topic held back, as far as there is room."""
         if self.behind:
-            super().release(start, end, count)
+            super().release(start, end)
             return
         while start < end:
             block = self.topic.block_at(start, READ_SIZE, wait=True)

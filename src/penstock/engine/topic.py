@@ -583,6 +583,9 @@ class Topic(BaseTopic):
     def _drop_held(self, end: int) -> int:
         """Drop what is held back below ``end``; returns how many, if no channel counts them."""
         count = self.log.count_between(self.released, end)
+        for channel in self.channels.values():
+            if channel.ephemeral:  # it must not read them when they are below ``released``
+                channel.skip_range(self.released, end)
         self.feed.drop_below(end, count)
         self.keeper.add(self._topic_record())
         self.journal_later()

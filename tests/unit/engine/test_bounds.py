@@ -609,6 +609,34 @@ def test_a_paused_topic_drops_what_it_holds() -> None:
     bounded.engine.check()
 
 
+@pytest.mark.parametrize("retain_ns", [0, HOUR])
+@pytest.mark.parametrize("held_count", [0, 8])
+def test_an_ephemeral_channel_gets_nothing_that_a_paused_topic_dropped(
+    held_count: int, retain_ns: int
+) -> None:
+    """R23: one that begins at or above what the topic has released."""
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest", retain_ns=retain_ns)
+    topic = bounded.topic
+    topic.pause(True)
+    for _ in range(held_count):
+        bounded.pub(b"before")
+    topic.create_channel("e#ephemeral", start=topic.end)
+    client = bounded.consumer("e#ephemeral", ready_count=100)
+    for number in range(60):
+        bounded.pub(b"%d" % number)
+    topic.pause(False)
+    bounded.engine.settle()
+    taken = client.take()
+    count = len(taken)
+    assert 8 <= count <= 16
+    assert [message.body for message in taken] == [b"%d" % n for n in range(60 - count, 60)]
+    for message in taken:
+        client.finish(message.index)
+    assert client.channel.depth == 0
+    bounded.pub(b"new")
+    assert [message.body for message in client.take()] == [b"new"]
+
+
 def test_bytes_are_dropped_by_files() -> None:
     bounded = Bounded("c", max_bytes=1 << 20, overflow="drop-oldest")
     for _ in range(400):
