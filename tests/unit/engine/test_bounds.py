@@ -504,6 +504,25 @@ def test_the_default_policy_has_no_bound() -> None:
     assert not bounded.topic.appender.bounded
 
 
+def test_a_channel_that_is_sought_back_counts_with_what_it_has_again() -> None:
+    """R22: its publishers wait for it."""
+    bounded = Bounded("c", max_messages=10, retain_ns=HOUR)
+    client = bounded.consumer("c", ready_count=1)
+    for number in range(30):
+        assert bounded.pub(b"%d" % number) == ""
+        client.finish(client.take()[0].index)
+        bounded.engine.settle()
+    assert (
+        bounded.engine.done(bounded.topic.rewind(client.channel, bounded.topic.log.first)) is None
+    )
+    assert bounded.pub(b"x") == "max_messages"
+    for _ in range(21):
+        assert bounded.pub(b"x") == "max_messages"
+        client.finish(client.take()[0].index)
+        bounded.engine.settle()
+    assert bounded.pub(b"x") == ""
+
+
 # ---- drop-oldest
 
 
