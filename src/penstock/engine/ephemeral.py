@@ -89,7 +89,7 @@ class EphemeralChannel(Channel):
         self._resize(block.size)
         self._blocks.append(block)
         super().arrive(block)
-        for start, end in window.skipped:
+        for start, end in (0, window.cursor), *window.skipped:
             if end > block.first:  # skipped while the topic held the block back
                 passed = block.indexes(start, end - start)
                 window.queued_count -= sum(index < end for index in passed)
