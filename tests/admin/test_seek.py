@@ -84,6 +84,11 @@ def test_a_wrong_place_is_told(tab: Tab, cluster: Cluster) -> None:
     assert "the place must be earliest, latest, -1h" in tab.text(".outcome")
     expect(tab.page.get_by_text("did not respond")).to_have_count(0)
     expect(tab.page.locator("#confirm")).to_have_count(0)
+    preview(tab, "index:1")
+    assert "an index belongs to one node: choose it" in tab.text(".outcome")
+    expect(tab.page.locator("#confirm")).to_have_count(0)
+    preview(tab, "index:1", cluster.node(1))
+    expect(tab.page.locator("#plan tbody tr")).to_have_count(1)
 
 
 def test_a_channel_is_created_in_the_past(tab: Tab, cluster: Cluster) -> None:
@@ -106,7 +111,10 @@ def test_scripts_seek_too_with_the_name_confirmed(cluster: Cluster) -> None:
     assert status == 200 and [plan["messages"] for plan in answer["plans"]] == [3, 3, 3]
     assert act(action="seek", to="-1h") == (400, {"message": "CONFIRM_NAME"})
     assert act(action="seek", to="-1h", confirm="mail", channel="")[0] == 400
-    assert act(action="seek", to="queued", confirm="mail")[1]["message"] == "INVALID_PLACE"
+    for place in ("queued", "index:1"):
+        assert act(action="seek", to=place, confirm="mail")[1]["message"] == "INVALID_PLACE"
+    refused = act(action="create", channel="new", start="index:1")
+    assert refused[1]["message"] == "INVALID_PLACE"
     status, answer = act(action="seek", to="latest", confirm="mail")
     assert (status, answer["message"]) == (200, "")
     assert depths(cluster) == [0, 0, 0]

@@ -38,6 +38,12 @@ def test_the_page_has_every_route_and_no_other(tmp_path: Path) -> None:
     assert known - told == set(), "not told of"
 
 
+def test_the_page_about_the_log_tells_of_routes_that_are_there(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(GET|POST|PUT) (/[^`?]*)", page))
+    assert told and told <= routes(tmp_path)
+
+
 def examples(page: str = PAGE) -> list[tuple[str, str]]:
     """Commands behind ``$`` and what the page shows below them."""
     found: list[tuple[str, list[str]]] = []

@@ -144,7 +144,7 @@ class Posted:
         if action == "forget":
             return await self._forget(channel, address)
         if action == "create":
-            start = checked_place(fields.get("start", ""), start=True)
+            start = checked_place(fields.get("start", ""), node, start=True)
             if start and not channel:
                 raise HttpError(400, "INVALID_CHANNEL")
             nodes = (await self._sampler.first()).nodes.values()
@@ -177,7 +177,7 @@ class Posted:
     ) -> Outcome:
         if not channel:
             raise HttpError(400, "INVALID_CHANNEL")
-        to = checked_place(fields.get("to", ""))
+        to = checked_place(fields.get("to", ""), address)
         if action == "preview":
             return await self._actions.preview(topic, channel, to, address)
         partial = _flag(fields, "partial")

@@ -10,13 +10,16 @@ from typing import Any
 
 from penstock.admin.upstream import Upstream, UpstreamError, request_all
 from penstock.net.http_message import HttpError
-from penstock.settings.places import NOUN, QUEUED, parse_place
+from penstock.settings.places import INDEX, NOUN, QUEUED, parse_place
 
 _NUMBERS = ("from", "to", "messages", "in_flight", "deferred", "buried")
 
 
-def checked_place(text: str, *, start: bool = False) -> str:
-    """A place as typed; ``start``: of a new channel, where nothing is a place too."""
+def checked_place(text: str, node: str, *, start: bool = False) -> str:
+    """A place as typed; ``start``: of a new channel, where nothing is a place too.
+
+    ``node``: the only one it is for; empty: all that have the topic.
+    """
     text = text.strip()
     if start and text in ("", QUEUED):
         return text
@@ -26,6 +29,8 @@ def checked_place(text: str, *, start: bool = False) -> str:
         raise HttpError(400, "INVALID_PLACE", detail=f"the place must be {NOUN}") from None
     if place.kind == QUEUED:
         raise HttpError(400, "INVALID_PLACE", detail=f"the place must be {NOUN}")
+    if place.kind == INDEX and not node:
+        raise HttpError(400, "INVALID_PLACE", detail="an index belongs to one node: choose it")
     return text
 
 

@@ -177,11 +177,11 @@ class BaseTopic(ABC):
         feed = self.feed
         if feed.frozen:
             return
-        start, end, count = feed.released, feed.shown_end, feed.held_count
+        start, end = feed.released, feed.shown_end
         feed.release()
         if start < end:
             for channel in self.channels.values():
-                channel.release(start, end, count)
+                channel.release(start, end)
 
     def await_channels(self) -> None:
         """Hold back all messages until ``know_channels`` is called."""

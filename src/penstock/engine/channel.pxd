@@ -32,7 +32,6 @@ cdef class Channel:
     # Messages below begun_end count as appended at begun_ns, if they are older (TTL).
     cdef public int64_t begun_ns
     cdef public int64_t begun_end
-    cdef public int64_t held_skip_count  # messages that the topic holds back and this one skips
     cdef public Ticket created           # settled when the channel is durable
     cdef readonly int64_t ttl_ns         # msg_ttl; 0: none
     cdef readonly int64_t expired_count  # messages that were too old to be delivered

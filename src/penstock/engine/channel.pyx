@@ -293,19 +293,17 @@ cdef class Channel:
         if self.ready:
             self.wake()
 
-    def release(self, int64_t start, int64_t end, int64_t count):
+    def release(self, int64_t start, int64_t end):
         """The topic released messages that it held back."""
-        self.window.queued_count += count - self.held_skip_count
-        self.window.message_count += count - self.held_skip_count
-        self.held_skip_count = 0
+        count = self.waiting_between(max(start, self.window.cursor), end)
+        self.window.queued_count += count
+        self.window.message_count += count
         self.wake()
 
     def skip(self, index):
         """Finish a message before its first delivery."""
         if index >= self.window.cursor:
-            released = index < self._feed.released
-            self.window.skip(index, index + 1, int(released))
-            self.held_skip_count += not released
+            self.window.skip(index, index + 1, int(index < self._feed.released))
             self.touched()
 
     def skip_range(self, start, end):
@@ -313,7 +311,6 @@ cdef class Channel:
         start = max(start, self.window.cursor)  # it may start above what is released
         if start < end:
             self.window.skip(start, end, 0)
-        self.held_skip_count = 0
         self.touched()
 
     cpdef pump(self, int64_t now_ns):
@@ -787,7 +784,7 @@ cdef class Channel:
         """Give up messages from the cursor on; whether there is more."""
         cdef Window window = self.window
         if self._expire_drops:
-            count = self._waiting_between(window.cursor, end)
+            count = self.waiting_between(window.cursor, end)
             window.pass_over(end, count)
             self.expired_count += count
             self.touched()
@@ -825,18 +822,12 @@ cdef class Channel:
     def drop_below(self, int64_t end):
         """Finish everything below ``end``, in flight included (R20)."""
         cdef Window window = self.window
-        cdef int64_t released = max(end, self._feed.released)
         count, consumers = window.drop_below(end)
         if window.cursor < end:
             queued_end = max(window.cursor, min(end, self._feed.released))
-            queued_count = self._waiting_between(window.cursor, queued_end)
-            count += queued_count + self._waiting_between(queued_end, end)
+            queued_count = self.waiting_between(window.cursor, queued_end)
+            count += queued_count + self.waiting_between(queued_end, end)
             window.pass_over(end, queued_count)
-        if self.held_skip_count:
-            cursor = max(window.cursor, released)
-            self.held_skip_count = self.stored_between(released, cursor) + sum([
-                self.stored_between(max(start, cursor), stop)
-                for start, stop in window.skipped if stop > cursor])
         self.dropped_count += count
         self._redelivery = self._redelivery_before = self._cold_frame = None
         if self._unreadable:
@@ -847,7 +838,7 @@ cdef class Channel:
         self.touched()
         self.wake()
 
-    def _waiting_between(self, int64_t start, int64_t end):
+    def waiting_between(self, int64_t start, int64_t end):
         """Messages in [start, end), at or above the cursor, that are not skipped."""
         if start >= end:
             return 0
@@ -899,9 +890,7 @@ cdef class Channel:
         self.wake()
 
     def _count_from_cursor(self, begun_ns):
-        cdef int64_t cursor = self.window.cursor, released = self._feed.released
-        self.window.queued_count = self.stored_between(cursor, released)
-        self.held_skip_count = self.stored_between(released, cursor)
+        self.window.queued_count = self.stored_between(self.window.cursor, self._feed.released)
         self.begun_ns, self.begun_end = begun_ns, self._feed.shown_end
 
     def stored_between(self, start, end):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import chain
 
 from penstock.core.appender import Appender
 from penstock.core.block import Block
@@ -88,6 +89,10 @@ class EphemeralChannel(Channel):
         self._resize(block.size)
         self._blocks.append(block)
         super().arrive(block)
+        for start, end in (0, window.cursor), *window.skipped:
+            if end > block.first:  # skipped while the topic held the block back
+                passed = block.indexes(start, end - start)
+                window.queued_count -= sum(index < end for index in passed)
         return count == block_count
 
     def _room(self) -> int:
@@ -98,10 +103,10 @@ class EphemeralChannel(Channel):
         self._size += size
         self._memory.size += size
 
-    def release(self, start: int, end: int, count: int) -> None:
+    def release(self, start: int, end: int) -> None:
         """Accept messages that the topic held back, as far as there is room."""
         if self.behind:
-            super().release(start, end, count)
+            super().release(start, end)
             return
         while start < end:
             block = self.topic.block_at(start, READ_SIZE, wait=True)
@@ -110,8 +115,18 @@ class EphemeralChannel(Channel):
             start = block.end
 
     def skip(self, index: int) -> None:
-        if index >= self.window.cursor:
-            self.window.skip(index, index + 1, 1)
+        """Finish a message before its first delivery, if the channel has it or may get it."""
+        if self.behind:
+            super().skip(index)
+        elif index >= self.window.cursor:
+            self.window.skip(index, index + 1, int(self._has(index)))
+
+    def _has(self, index: int) -> bool:
+        """Whether an undelivered message was accepted."""
+        for block in chain(reversed(self._blocks), reversed(self._sent)):
+            if block.first <= index:
+                return index < block.end
+        return False
 
     def touched(self) -> None:
         """Nothing of an ephemeral channel is journaled."""
@@ -146,8 +161,11 @@ class EphemeralChannel(Channel):
                 self.window.load(block)
                 self._sent.append(block)
                 self._shed()
-                return self.window.loaded
-            self._resize(-block.size)
+                if self.window.loaded:
+                    return True
+                # All of it is skipped.
+            else:
+                self._resize(-block.size)
         return False
 
     def _load_stored(self) -> bool:

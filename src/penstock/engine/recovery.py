@@ -321,8 +321,6 @@ def _restore_channel(components: Components, topic: Topic, state: ChannelState) 
     channel.named = state.named
     channel.first_id = state.first_id or state.id
     channel.begun_ns, channel.begun_end = state.begun_ns, state.begun_end
-    held = [(topic.released, low), *((max(a, topic.released), b) for a, b in ahead)]
-    channel.held_skip_count = sum(topic.log.count_between(start, end) for start, end in held)
     components.scan.watch(channel)
     return channel
 

@@ -226,20 +226,21 @@ class Topic(BaseTopic):
             window = Window(self.released if start is None else start, seed=random_number())
             channel = Channel(self, name, window, id=self.next_channel_id())
             channel.named = named
+            if start is not None:
+                self.removal.rewound()
         if start is not None:
-            self.removal.rewound()
             channel.begin(self._clock.wall_ns())
         return channel
 
     def rewind(self, channel: Channel, start: int) -> Ticket:
         """Move a channel to ``start``, as a new one of the same name (R22)."""
+        if channel.ephemeral:  # it keeps nothing, and counts for no bound
+            channel.rewind(channel.id, start, self._clock.wall_ns())
+            return settled()
         self.removal.rewound()
         self.bound.stale()
         # Segments may be finished now; without traffic nothing else would check.
         self._rounds.used.add(self)
-        if channel.ephemeral:
-            channel.rewind(channel.id, start, self._clock.wall_ns())
-            return settled()
         named, old_id = channel.named, channel.id
         self.journal_channel(channel)  # what is buried below the start stays so
         channel.rewind(self.next_channel_id(), start, self._clock.wall_ns())
@@ -585,6 +586,9 @@ class Topic(BaseTopic):
     def _drop_held(self, end: int) -> int:
         """Drop what is held back below ``end``; returns how many, if no channel counts them."""
         count = self.log.count_between(self.released, end)
+        for channel in self.channels.values():
+            if channel.ephemeral:  # it must not read them when they are below ``released``
+                channel.skip_range(self.released, end)
         self.feed.drop_below(end, count)
         self.keeper.add(self._topic_record())
         self.journal_later()

@@ -74,7 +74,8 @@ def _from(source: Source, place: Place) -> Source:
         return source
     start = EARLIEST
     if place.kind != EARLIEST:
-        since_ns = time.time_ns() - place.number if place.kind == AGO else place.number
+        ago = place.kind == AGO
+        since_ns = max(0, time.time_ns() - place.number) if ago else place.number
         start = datetime.fromtimestamp(since_ns // 1_000_000 / 1000, UTC).isoformat()
     options = {name: value for name, value in source.options.items() if name.lower() not in _STARTS}
     return dataclasses.replace(source, start=start, options=options)

@@ -527,6 +527,25 @@ def test_the_default_policy_has_no_bound() -> None:
     assert not bounded.topic.appender.bounded
 
 
+def test_a_channel_that_is_sought_back_counts_with_what_it_has_again() -> None:
+    """R22: its publishers wait for it."""
+    bounded = Bounded("c", max_messages=10, retain_ns=HOUR)
+    client = bounded.consumer("c", ready_count=1)
+    for number in range(30):
+        assert bounded.pub(b"%d" % number) == ""
+        client.finish(client.take()[0].index)
+        bounded.engine.settle()
+    assert (
+        bounded.engine.done(bounded.topic.rewind(client.channel, bounded.topic.log.first)) is None
+    )
+    assert bounded.pub(b"x") == "max_messages"
+    for _ in range(21):
+        assert bounded.pub(b"x") == "max_messages"
+        client.finish(client.take()[0].index)
+        bounded.engine.settle()
+    assert bounded.pub(b"x") == ""
+
+
 # ---- drop-oldest
 
 
@@ -630,6 +649,34 @@ def test_a_paused_topic_drops_what_it_holds() -> None:
     bodies = [message.body for message in client.take()]
     assert bodies == [b"%d" % number for number in range(100 - len(bodies), 100)]
     bounded.engine.check()
+
+
+@pytest.mark.parametrize("retain_ns", [0, HOUR])
+@pytest.mark.parametrize("held_count", [0, 8])
+def test_an_ephemeral_channel_gets_nothing_that_a_paused_topic_dropped(
+    held_count: int, retain_ns: int
+) -> None:
+    """R23: one that begins at or above what the topic has released."""
+    bounded = Bounded("c", max_messages=16, overflow="drop-oldest", retain_ns=retain_ns)
+    topic = bounded.topic
+    topic.pause(True)
+    for _ in range(held_count):
+        bounded.pub(b"before")
+    topic.create_channel("e#ephemeral", start=topic.end)
+    client = bounded.consumer("e#ephemeral", ready_count=100)
+    for number in range(60):
+        bounded.pub(b"%d" % number)
+    topic.pause(False)
+    bounded.engine.settle()
+    taken = client.take()
+    count = len(taken)
+    assert 8 <= count <= 16
+    assert [message.body for message in taken] == [b"%d" % n for n in range(60 - count, 60)]
+    for message in taken:
+        client.finish(message.index)
+    assert client.channel.depth == 0
+    bounded.pub(b"new")
+    assert [message.body for message in client.take()] == [b"new"]
 
 
 def test_bytes_are_dropped_by_files() -> None:

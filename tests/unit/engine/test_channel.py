@@ -6,6 +6,8 @@ import sys
 import tracemalloc
 from typing import Any
 
+import pytest
+
 from penstock.core.batches import HEADER_SIZE
 from penstock.engine.channel import CHUNK_SIZE_MAX, TURN_COUNT_MAX
 from penstock.engine.ephemeral import HELD_OVERHEAD_SIZE
@@ -249,6 +251,58 @@ def test_ephemeral_topics_without_channels_keep_bytes_and_all_together_do_too() 
         engine.broker.delete_topic(f"t{number}#ephemeral")
     engine.settle()
     assert memory.size == 0
+
+
+@pytest.mark.parametrize("name", ["t", "t#ephemeral"])
+def test_an_ephemeral_channel_delivers_what_follows_a_message_it_skips(name: str) -> None:
+    """R17: it was emptied before a deferred message was due."""
+    engine = Engine()
+    client = Client(engine, name, "c#ephemeral", ready_count=10)
+    engine.settle()
+    engine.defer(name, SECOND, b"void")
+    engine.done(client.channel.empty())
+    engine.advance(2 * SECOND)
+    engine.publish(name, b"next")
+    assert [received.body for received in client.take()] == [b"next"]
+    assert client.channel.depth == 0
+
+
+@pytest.mark.parametrize("name", ["t", "t#ephemeral"])
+@pytest.mark.parametrize("emptied", ["", "topic", "channel"])
+def test_an_ephemeral_channel_counts_no_skipped_message_that_the_topic_holds(
+    name: str, emptied: str
+) -> None:
+    engine = Engine()
+    client = Client(engine, name, "c#ephemeral", ready_count=10)
+    engine.settle()
+    topic = engine.broker.topics[name]
+    engine.done(topic.pause(True))
+    engine.defer(name, SECOND, b"void")
+    engine.done(client.channel.empty())
+    engine.advance(2 * SECOND)
+    assert client.channel.depth == 0 and topic.depth == 1
+    if emptied:
+        engine.done(topic.empty() if emptied == "topic" else client.channel.empty())
+    engine.done(topic.pause(False))
+    engine.settle()
+    assert client.channel.depth == 0
+    engine.publish(name, b"next")
+    assert [received.body for received in client.take()] == [b"next"]
+
+
+@pytest.mark.parametrize("name", ["t", "t#ephemeral"])
+def test_a_full_ephemeral_channel_counts_no_skipped_message_that_it_drops(name: str) -> None:
+    engine = Engine(mem_queue_size=3)
+    client = Client(engine, name, "c#ephemeral", ready_count=0)
+    engine.settle()
+    engine.defer(name, SECOND, b"void")
+    engine.done(client.channel.empty())
+    engine.publish(name, *bodies(3))
+    engine.advance(2 * SECOND)
+    assert client.channel.depth == 3
+    client.ready(10)
+    engine.settle()
+    assert [received.body for received in client.take()] == bodies(3)
 
 
 def test_an_ephemeral_channel_can_send_a_message_again() -> None:

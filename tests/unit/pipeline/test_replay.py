@@ -38,6 +38,11 @@ def test_a_replay_has_places_of_its_own(tmp_path: Path) -> None:
     assert replayed(pipeline, EARLIEST, str(tmp_path / "b")).sources["input"].start == "earliest"
 
 
+def test_a_replay_since_before_1970_reads_everything(tmp_path: Path) -> None:
+    found = replayed(declared(tmp_path), parse_place("-36500d"), str(tmp_path / "new"))
+    assert found.sources["input"].start == "1970-01-01T00:00:00+00:00"
+
+
 @pytest.mark.parametrize("output", ["out", "out/part", "checkpoints/p", ".", "there", "file"])
 def test_nothing_that_exists_is_written_to(tmp_path: Path, output: str) -> None:
     (tmp_path / "there").mkdir()

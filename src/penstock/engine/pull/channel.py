@@ -241,8 +241,8 @@ class PullChannel(Channel):
     def arrive(self, block: Block) -> None:
         self.window.message_count += block.count
 
-    def release(self, start: int, end: int, count: int) -> None:
-        self.window.message_count += count
+    def release(self, start: int, end: int) -> None:
+        self.window.message_count += self._log.count_between(start, end)
 
     def skip(self, index: int) -> None:
         """Rule 3."""
