@@ -81,6 +81,8 @@ TOPIC_ID = 0
 
 Run = tuple[int, int]
 Mark = tuple[int, int]
+# Attempts begin again; an inverted due time says that the message does not expire.
+KICKED: Mark = (0, ~0)
 
 
 @record
@@ -534,7 +536,7 @@ class _Replay:
         if channel is None or buried is None:
             return
         for index in buried.unbury(runs, kicked=kicked):
-            channel.marks.pop(index, None)  # attempts begin again
+            channel.marks[index] = KICKED
 
     def apply_seek(self, old_id: int, stated: ChannelState) -> None:
         """The channel continues as ``stated``, with what does not depend on its place."""

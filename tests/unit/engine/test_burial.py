@@ -223,6 +223,29 @@ def test_a_kicked_message_is_delivered_whatever_its_age() -> None:
     assert client.channel.expired_count == 0
 
 
+def test_a_kicked_message_does_not_expire_after_a_kill() -> None:
+    """The kick was answered, and a kill came before the next progress was journaled."""
+    engine = Engine()
+    client = consumer(engine)
+    limit(client.channel, 1, msg_ttl_ns=10 * SECOND)
+    engine.publish("t", b"x", b"y")
+    for _ in range(2):
+        client.requeue(one(client).index)
+        engine.settle()
+    engine.advance(MINUTE)
+    client.ready(0)
+    assert sweep(engine, client.channel) == 2
+    engine.crash()
+    engine.clients.clear()
+    channel = again(engine)
+    limit(channel, 1, msg_ttl_ns=10 * SECOND)
+    engine.advance(MINUTE)
+    assert (channel.depth, channel.expired_count) == (2, 0)
+    client = consumer(engine, 5)
+    engine.settle()
+    assert [(m.body, m.attempts) for m in client.take()] == [(b"x", 1), (b"y", 1)]
+
+
 def test_expired_messages_can_be_kicked() -> None:
     engine = Engine()
     engine.broker.create_topic("t")
