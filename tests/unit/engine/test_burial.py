@@ -370,6 +370,27 @@ def test_a_sweep_at_a_rate_takes_its_time_and_can_be_stopped() -> None:
     assert engine.done(slow.ticket) is None
 
 
+def test_a_sweep_ends_although_others_fail_meanwhile() -> None:
+    """At a rate below that of the failures it would never end."""
+    engine = Engine()
+    client = consumer(engine, 100)
+    limit(client.channel, 1)
+    engine.publish("t", *[b"%d" % i for i in range(10)])
+    for received in client.take():
+        client.requeue(received.index)
+    engine.settle()
+    kicking = Sweep(client.channel, Act.KICK, Chosen(), rate=10)
+    kicking.start()
+    for _ in range(30):
+        engine.publish("t", b"later")
+        for received in client.take():
+            client.requeue(received.index)
+        engine.advance(100 * MS)
+    assert (kicking.left, kicking.done_count, kicking.next) == (0, 10, None)
+    assert engine.done(kicking.ticket) is None
+    assert len(buried(client.channel)) == 40
+
+
 def test_waits_grow_with_the_attempts() -> None:
     engine = Engine()
     client = consumer(engine)

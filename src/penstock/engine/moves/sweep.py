@@ -53,6 +53,8 @@ class Sweep:
         self._chosen = chosen
         self._rate = rate
         self._at = chosen.after + 1
+        # Above it fails what is published from now on: at a rate it could keep a kick going.
+        self._end_at = max(self._at, channel.topic.end)
         self._begun_ns = self._context.clock.monotonic_ns()
         self._ended = False
 
@@ -67,7 +69,7 @@ class Sweep:
     @property
     def next(self) -> int | None:
         """``after`` of a sweep that continues where this one has ended; None: it is at the end."""
-        return None if self._at >= END else self._at - 1
+        return None if self._at >= self._end_at else self._at - 1
 
     def start(self) -> Ticket:
         """Begin; a sweep at a rate takes the place of another one of the channel."""
@@ -96,10 +98,10 @@ class Sweep:
         count_max = min(KICK_COUNT_MAX, self._chosen.count_max - self.done_count, self._due())
         if count_max > 0:
             count, self._at = take_some(
-                self.channel, self.act, self._at, count_max, self._chosen.reason
+                self.channel, self.act, self._at, count_max, self._chosen.reason, self._end_at
             )
             self.done_count += count
-        if self._at >= END or self.done_count >= self._chosen.count_max:
+        if self._at >= self._end_at or self.done_count >= self._chosen.count_max:
             self._end()
         elif self._rate and self._due() <= 0:
             self._context.turns.after(max(TICK_NS, 1_000_000_000 // self._rate), self._run)
