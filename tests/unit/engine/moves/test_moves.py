@@ -12,7 +12,7 @@ import pytest
 from penstock.core.buried import ATTEMPTS, BURY
 from penstock.engine.channel import Channel
 from penstock.engine.moves.sweep import Act, Chosen, Sweep
-from penstock.engine.moves.tasks import BATCH_COUNT_MAX, Task
+from penstock.engine.moves.tasks import BATCH_COUNT_MAX, Burial, Owed, Task
 from penstock.errors import MoveError
 from penstock.settings.policy import DEFAULT, MOVE, Policy
 from tests.crash.lossy import KEEP
@@ -377,6 +377,30 @@ def test_what_a_stop_left_is_moved_after_the_next_start(
     channel.apply_policy(MOVING)
     engine.settle()
     assert channel.window.buried_count == 0 and bodies(engine, "t.c.dead") == [b"x"]
+
+
+@pytest.mark.parametrize("searching", [True, False])
+def test_a_turn_looks_at_a_batch_of_messages(searching: bool) -> None:
+    """Also if none of them is moved any more: a policy has changed, or they were kicked."""
+    engine = Engine()
+    count = 3 * BATCH_COUNT_MAX
+    channel = poisoned(engine, count)
+    looked_at = []
+
+    def wanted(row: Burial, picked_count: int) -> bool:
+        looked_at.append(row)
+        return False
+
+    owed = Owed(channel, wanted)
+    if searching:
+        owed.search()
+    else:
+        assert channel.window.buried is not None
+        owed.add(channel.window.buried.indexes())
+    for turn in range(1, 4):
+        assert not owed.pick()
+        assert len(looked_at) == turn * BATCH_COUNT_MAX
+    assert owed.pick() is None and owed.idle
 
 
 def test_a_deleted_channel_ends_its_moves() -> None:
