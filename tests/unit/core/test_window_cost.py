@@ -147,3 +147,19 @@ def test_a_seek_from_a_million_deferred_messages_takes_no_turn_of_its_own() -> N
     window.restore(7, 1, 0)
     window.check()
     assert window.depth == 1
+
+
+def test_a_snapshot_makes_no_object_for_each_message() -> None:
+    """R9: the loop takes it, of a million requeued or kicked messages too."""
+    window = Window(0)
+    count = 100_000
+    for index in range(count):
+        window.restore(index, 1, 0)
+    tracemalloc.start()
+    try:
+        _, _, marks = window.snapshot()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(marks) == 18 * count
+    assert peak < 36 * count
