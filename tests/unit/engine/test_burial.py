@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from penstock.core.buried import ATTEMPTS, BURY
 from penstock.engine.channel import Channel
 from penstock.engine.moves.sweep import Act, Chosen, Sweep
@@ -113,6 +115,23 @@ def test_a_burial_survives_a_crash_and_a_clean_exit() -> None:
     assert buried(channel) == expected
     assert channel.window.buried is not None
     assert channel.window.buried.get(second.index)[2] == "no"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("more", [{}, {"max_attempts": 2, "requeue_backoff": (MINUTE, MINUTE)}])
+def test_a_timeout_after_its_consumer_has_left_survives_a_kill(more: dict[str, Any]) -> None:
+    """Nobody has room for others then, and nothing is ready again: it is progress all the same."""
+    engine = Engine(requeue_on_disconnect=False)
+    client = consumer(engine, msg_timeout_ns=20 * SECOND)
+    limit(client.channel, **{"max_attempts": 1, **more})
+    engine.publish("t", b"x")
+    index = one(client).index
+    client.close()
+    engine.advance(25 * SECOND)
+    was = buried(client.channel), client.channel.window.describe(index)
+    engine.crash()
+    channel = again(engine)
+    assert (buried(channel), channel.window.describe(index)) == was
+    assert bool(was[0]) != bool(more)
 
 
 def test_a_last_attempt_that_our_exit_ends_is_not_a_failure() -> None:
