@@ -413,6 +413,19 @@ def test_a_deleted_channel_ends_its_moves() -> None:
     assert bodies(engine, "other") == []
 
 
+def test_an_exit_ends_the_moves_that_somebody_waits_for() -> None:
+    engine = Engine()
+    channel = poisoned(engine, 3 * BATCH_COUNT_MAX)
+    task = engine.components.moves.move(channel, "other", Chosen())
+    while not channel.moving:
+        engine.turns.calls.popleft()()
+    engine.components.refuse_all()
+    engine.settle()
+    assert isinstance(task.ticket.error, MoveError) and task.ticket.error.code == "EXITING"
+    assert task.moved_count == BATCH_COUNT_MAX
+    assert channel.window.buried_count == 2 * BATCH_COUNT_MAX
+
+
 def test_moves_of_a_channel_are_bounded() -> None:
     engine = Engine()
     channel = poisoned(engine, 20)
