@@ -143,16 +143,35 @@ def take_some(
             return 0, end
     # Their burial, and progress from before, come first (storage/burials.py).
     topic.journal_channel(channel)
-    kicking = act is Act.KICK
-    take = window.kick if kicking else window.discard
+    take = window.kick if act is Act.KICK else window.discard
     count, after, runs = take(start, end, count_max, reason)
-    if count:
-        topic.unburied(channel, runs, kicked=kicking)
-        if kicking:
-            channel.wake()
-        else:
-            window.discarded_count += count
+    _taken(channel, topic, act, count, runs)
     return count, after
+
+
+def take_indexes(channel: Channel, act: Act, indexes: Sequence[int]) -> int:
+    """Take the buried messages with these indexes; returns how many were found."""
+    topic, window = channel.topic, channel.window
+    if window.buried is None or not isinstance(topic, Topic):
+        return 0
+    topic.journal_channel(channel)
+    take = window.kick if act is Act.KICK else window.discard
+    wanted = sorted(set(indexes) - channel.moving)
+    taken = [take(index, index + 1, 1) for index in wanted]
+    count = sum([one[0] for one in taken])
+    _taken(channel, topic, act, count, b"".join([one[2] for one in taken]))
+    return count
+
+
+def _taken(channel: Channel, topic: Topic, act: Act, count: int, runs: bytes) -> None:
+    """Messages in ``runs`` were kicked or discarded."""
+    if not count:
+        return
+    topic.unburied(channel, runs, kicked=act is Act.KICK)
+    if act is Act.KICK:
+        channel.wake()
+    else:
+        channel.window.discarded_count += count
 
 
 def _around(moving: AbstractSet[int], start: int, end: int) -> tuple[int, int]:
@@ -160,10 +179,3 @@ def _around(moving: AbstractSet[int], start: int, end: int) -> tuple[int, int]:
     while start in moving:
         start += 1
     return start, min((index for index in moving if start < index < end), default=end)
-
-
-def take_indexes(channel: Channel, act: Act, indexes: Sequence[int]) -> int:
-    """Take the buried messages with these indexes; returns how many were found."""
-    return sum(
-        take_some(channel, act, index, 1, end=index + 1)[0] for index in sorted(set(indexes))
-    )

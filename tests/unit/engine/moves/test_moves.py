@@ -15,6 +15,7 @@ from penstock.engine.moves.sweep import Act, Chosen, Sweep
 from penstock.engine.moves.tasks import BATCH_COUNT_MAX, Burial, Owed, Task
 from penstock.errors import MoveError
 from penstock.settings.policy import DEFAULT, MOVE, Policy
+from penstock.storage.journal import UNBURIED, records
 from tests.crash.lossy import KEEP
 from tests.support.engine import MINUTE, SECOND, Client, Engine
 
@@ -377,6 +378,22 @@ def test_what_a_stop_left_is_moved_after_the_next_start(
     channel.apply_policy(MOVING)
     engine.settle()
     assert channel.window.buried_count == 0 and bodies(engine, "t.c.dead") == [b"x"]
+
+
+@pytest.mark.parametrize("act", list(Act))
+def test_kicks_and_discards_by_id_pass_over_what_is_being_moved(act: Act) -> None:
+    """Rule 3, in one record: a thousand of each would take the loop half a second."""
+    engine = Engine()
+    channel = poisoned(engine, 1000)
+    assert channel.window.buried is not None
+    indexes = channel.window.buried.indexes()
+    channel.moving = frozenset(indexes[:500])
+    sweep = Sweep(channel, act, Chosen(indexes[::-2]))
+    assert engine.done(sweep.start()) is None
+    assert sweep.done_count == 250
+    assert channel.window.buried.indexes() == indexes[:500] + indexes[500::2]
+    journal = engine.files.read(engine.topic("t").keeper.path)
+    assert [found.kind for found in records(journal)].count(UNBURIED) == 1
 
 
 @pytest.mark.parametrize("searching", [True, False])
