@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.wire import commands
 from tests.meta.coverage_table import ROOT
 from tests.support.daemon import Nsqd
+from tests.support.waits import eventually
 
 RULES = sorted((ROOT / "examples" / "prometheus").glob("*.yml"))
 LINE = re.compile(
@@ -45,3 +47,20 @@ def test_every_alert_is_about_metrics_that_nsqd_has(path: Path, tmp_path: Path) 
     known = set(re.findall(r"(?m)^# TYPE (penstock_\w+) ", page))
     asked = set(re.findall(r"\bpenstock_\w+", str(rules)))
     assert asked <= known, f"nsqd has no {asked - known}"
+
+
+def test_the_first_burial_on_a_channel_without_a_policy_is_an_alert(tmp_path: Path) -> None:
+    """Its metric begins with that number, of which increase() sees nothing."""
+    with Nsqd(tmp_path) as nsqd, nsqd.connect() as raw:
+        nsqd.post("/topic/create?topic=t")
+        nsqd.post("/channel/create?topic=t&channel=c")
+        sample = 'penstock_channel_burials_total{topic="t",channel="c",reason="bury"} '
+        assert sample not in nsqd.get("/metrics").text
+        raw.command(commands.identify({"feature_negotiation": True, "bury": True}))
+        raw.subscribe("t")
+        nsqd.post("/pub?topic=t", b"bad")
+        raw.send(b"BURY " + raw.receive().id + b"\n")
+        assert eventually(lambda: f"{sample}1\n" in nsqd.get("/metrics").text)
+    rules = rules_of(ROOT / "examples" / "prometheus" / "penstock.rules.yml")
+    first = "(penstock_channel_burials_total > 0 unless penstock_channel_burials_total offset 15m)"
+    assert first in rules["PenstockDeadLetters"]

@@ -60,6 +60,7 @@ cdef enum:
     MOVE = 2         # FAIL_MOVE
     BURIED_COUNT_MAX = 1_000_000  # unless a policy says otherwise
     MOVING_COUNT_MAX = 10_000  # buried beyond the bound, while they are moved
+    MARK_SIZE = 18  # of a mark in the journal
     LAST = 2048  # messages that one call of kick() or discard() returns or finishes
 
 # A message that failed too often and cannot be buried waits so long, and is delivered again.
@@ -73,6 +74,13 @@ cdef inline int hex_digit(unsigned char c) noexcept:
     if c'0' <= c <= c'9':
         return c - c'0'
     return c - c'a' + 10
+
+
+cdef inline unsigned char* put_mark(unsigned char* p, Entry* entry) noexcept:
+    store_u64(p, <uint64_t>entry.index)
+    store_u16(p + 8, entry.attempts)
+    store_u64(p + 10, <uint64_t>(~entry.due_ns if entry.kicked else entry.due_ns))
+    return p + MARK_SIZE
 
 
 cdef list joined(list runs):
@@ -1029,35 +1037,31 @@ cdef class Window(Entries):
         cdef int64_t at = low
         cdef int32_t slot = self.head
         cdef RunList runs = RunList()
-        cdef list marks = []
+        cdef bytes marks = PyBytes_FromStringAndSize(NULL, MARK_SIZE * self.unfinished_count)
+        cdef unsigned char* start = <unsigned char*>PyBytes_AS_STRING(marks)
+        cdef unsigned char* p = start
         while slot >= 0:
             if at < self.entries[slot].index:
                 runs.add(at, self.entries[slot].index)
             at = self.entries[slot].index + 1
             if self.entries[slot].attempts or self.entries[slot].kicked:
-                marks.append(self.entries[slot].index)
+                p = put_mark(p, &self.entries[slot])
             slot = self.entries[slot].after
         if at < self.cursor:
             runs.add(at, self.cursor)
-        for start, end in self.skips:
-            runs.add(start, end)
-        return low, runs.encode(), self._encode_marks(marks)
+        for first, end in self.skips:
+            runs.add(first, end)
+        return low, runs.encode(), marks[:p - start]
 
     def _encode_marks(self, list indexes):
-        cdef bytes marks = PyBytes_FromStringAndSize(NULL, 18 * len(indexes))
+        cdef bytes marks = PyBytes_FromStringAndSize(NULL, MARK_SIZE * len(indexes))
         cdef unsigned char* start = <unsigned char*>PyBytes_AS_STRING(marks)
         cdef unsigned char* p = start
         cdef int32_t slot
-        cdef int64_t due_ns
         for index in indexes:
             slot = self.find(index)
-            if slot < 0:
-                continue
-            store_u64(p, <uint64_t>self.entries[slot].index)
-            store_u16(p + 8, self.entries[slot].attempts)
-            due_ns = self.entries[slot].due_ns
-            store_u64(p + 10, <uint64_t>(~due_ns if self.entries[slot].kicked else due_ns))
-            p += 18
+            if slot >= 0:
+                p = put_mark(p, &self.entries[slot])
         return marks[:p - start]
 
     cdef int note_finished(self, int64_t start, int64_t end) except -1:

@@ -694,17 +694,19 @@ cdef class Channel:
 
     def expire(self, now_ns):
         """Requeue messages that timed out; whether there were any."""
+        cdef Window window = self.window
+        cdef int64_t timeout_count = window.timeout_count
         self._watched_ns = INT64_MAX
         wall_ns = self._shared.context.clock.wall_ns()
-        consumers = self.window.expire(now_ns, DUE_COUNT_MAX, wall_ns)
-        for consumer in consumers:
+        for consumer in window.expire(now_ns, DUE_COUNT_MAX, wall_ns):
             self.offer(consumer)
-        if self.window.moving:
-            self.move_out(self.window.take_moving())
-        if consumers or self.window.ready_count:
-            self.touched()
-            self.wake()
-        return bool(consumers)
+        if window.moving:
+            self.move_out(window.take_moving())
+        if window.timeout_count == timeout_count:
+            return False
+        self.touched()
+        self.wake()
+        return True
 
     def fire(self, wall_ns):
         """Make deferred messages that are due ready; whether there were any."""

@@ -49,7 +49,7 @@ class EphemeralChannel(Channel):
         self._count_max = topic.shared.context.options.mem_queue_size
         self._size = 0  # of all of these
         self.behind = False  # new messages are only counted, and read from the log
-        self._sorted_finish_count = 0
+        self._sorted_gone_count = 0
 
     @property
     def backend_depth(self) -> int:
@@ -217,18 +217,22 @@ class EphemeralChannel(Channel):
 
     def _sort_out(self) -> None:
         """Drop single messages that are finished."""
-        self._sorted_finish_count = self.window.finish_count
+        self._sorted_gone_count = self._gone_count
         for index in [index for index in self._held if not self.window.describe(index)]:
             self._resize(-len(self._held.pop(index)) - HELD_OVERHEAD_SIZE)
             self._held_ns.pop(index, None)
+
+    @property
+    def _gone_count(self) -> int:
+        """Messages that were finished or given up."""
+        return self.window.finish_count + self.window.dropped_count + self.expired_count
 
     def _make_room(self) -> None:
         """Drop everything that is finished."""
         sending = bool(self._sent) and self._sent[-1].end > self.window.cursor
         self._shed(int(sending))
-        # With few finished since the last search, another would find little.
-        finished = self.window.finish_count - self._sorted_finish_count
-        if finished > len(self._held) // 8:
+        # With few gone since the last search, another would find little.
+        if self._gone_count - self._sorted_gone_count > len(self._held) // 8:
             self._sort_out()
 
     def kept_frame(self, index: int) -> bytes:

@@ -521,7 +521,7 @@ class Topic(BaseTopic):
         self.journal_later()
 
     def _snapshot(self) -> Iterable[bytes]:
-        # The buried messages are encoded by the thread that writes them.
+        # What there may be a million of is encoded by the thread that writes it.
         whole: list[bytes | Iterator[bytes]] = [self._topic_record()]
         whole += self.listing.gone_records()
         if self.own_policy:
@@ -534,7 +534,7 @@ class Topic(BaseTopic):
             if channel.window.buried is not None:
                 snapshot = channel.window.buried.snapshot()
                 whole.append(records.encode_burials(channel.id, snapshot))
-            whole.append(records.encode_packed_progress(channel.id, *channel.window.snapshot()))
+            whole.append(records.packed_progress(channel.id, *channel.window.snapshot()))
         if self.writer.synced_at is not None:
             whole.append(records.encode_synced(*self.writer.synced_at))
         if self._moves_settled_end:

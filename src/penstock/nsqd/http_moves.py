@@ -22,6 +22,7 @@ from penstock.nsqd.http_dead import RATE_MAX, DeadApi, chosen_by
 MOVE_COUNT_MAX = 4
 
 _STATUSES = {
+    "EXITING": 503,
     "INVALID_TOPIC": 400,
     "TOO_MANY_REQUESTS": 503,
 }

@@ -81,6 +81,8 @@ TOPIC_ID = 0
 
 Run = tuple[int, int]
 Mark = tuple[int, int]
+# Attempts begin again; an inverted due time says that the message does not expire.
+KICKED: Mark = (0, ~0)
 
 
 @record
@@ -237,19 +239,19 @@ def encode_progress(
 
 def encode_packed_progress(id: int, low: int, runs: bytes, marks: bytes) -> bytes:
     """``encode_progress`` for runs and marks that are encoded already."""
-    encoded: list[bytes] = []
-    run_at = mark_at = 0
-    while True:
-        some_runs = runs[run_at : run_at + RUNS_PER_RECORD * _RUN.size]
-        some_marks = marks[mark_at : mark_at + MARKS_PER_RECORD * _MARK.size]
-        if encoded and not some_runs and not some_marks:
-            return b"".join(encoded)
+    return b"".join(packed_progress(id, low, runs, marks))
+
+
+def packed_progress(id: int, low: int, runs: bytes, marks: bytes) -> Iterator[bytes]:
+    """The same, one record after the other, for a thread that has the time."""
+    run_size, mark_size = RUNS_PER_RECORD * _RUN.size, MARKS_PER_RECORD * _MARK.size
+    for at in range(max(1, -(-len(runs) // run_size), -(-len(marks) // mark_size))):
+        some_runs = runs[at * run_size : (at + 1) * run_size]
+        some_marks = marks[at * mark_size : (at + 1) * mark_size]
         run_count, mark_count = len(some_runs) // _RUN.size, len(some_marks) // _MARK.size
         parts = [_PROGRESS.pack(id, low), _ID.pack(run_count), some_runs]
         parts += [_ID.pack(mark_count), some_marks]
-        encoded.append(FRAMING.encode(PROGRESS, b"".join(parts)))
-        run_at += len(some_runs)
-        mark_at += len(some_marks)
+        yield FRAMING.encode(PROGRESS, b"".join(parts))
 
 
 def encode_synced(base: int, offset: int) -> bytes:
@@ -534,7 +536,7 @@ class _Replay:
         if channel is None or buried is None:
             return
         for index in buried.unbury(runs, kicked=kicked):
-            channel.marks.pop(index, None)  # attempts begin again
+            channel.marks[index] = KICKED
 
     def apply_seek(self, old_id: int, stated: ChannelState) -> None:
         """The channel continues as ``stated``, with what does not depend on its place."""

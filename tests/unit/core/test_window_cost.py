@@ -162,3 +162,19 @@ def test_a_search_of_each_range_in_turn_costs_about_one_search_of_all() -> None:
     for start in range(0, 100_000, 10):
         assert window.unfinished(start, start + 10, 9) is None
     assert time.process_time() - start_s < 0.2
+
+
+def test_a_snapshot_makes_no_object_for_each_message() -> None:
+    """R9: the loop takes it, of a million requeued or kicked messages too."""
+    window = Window(0)
+    count = 100_000
+    for index in range(count):
+        window.restore(index, 1, 0)
+    tracemalloc.start()
+    try:
+        _, _, marks = window.snapshot()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(marks) == 18 * count
+    assert peak < 36 * count

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from penstock.core.buried import ATTEMPTS, BURY
 from penstock.engine.channel import Channel
 from penstock.engine.moves.sweep import Act, Chosen, Sweep
@@ -115,6 +117,23 @@ def test_a_burial_survives_a_crash_and_a_clean_exit() -> None:
     assert channel.window.buried.get(second.index)[2] == "no"  # type: ignore[index]
 
 
+@pytest.mark.parametrize("more", [{}, {"max_attempts": 2, "requeue_backoff": (MINUTE, MINUTE)}])
+def test_a_timeout_after_its_consumer_has_left_survives_a_kill(more: dict[str, Any]) -> None:
+    """Nobody has room for others then, and nothing is ready again: it is progress all the same."""
+    engine = Engine(requeue_on_disconnect=False)
+    client = consumer(engine, msg_timeout_ns=20 * SECOND)
+    limit(client.channel, **{"max_attempts": 1, **more})
+    engine.publish("t", b"x")
+    index = one(client).index
+    client.close()
+    engine.advance(25 * SECOND)
+    was = buried(client.channel), client.channel.window.describe(index)
+    engine.crash()
+    channel = again(engine)
+    assert (buried(channel), channel.window.describe(index)) == was
+    assert bool(was[0]) != bool(more)
+
+
 def test_a_last_attempt_that_our_exit_ends_is_not_a_failure() -> None:
     engine = Engine()
     client = consumer(engine)
@@ -221,6 +240,29 @@ def test_a_kicked_message_is_delivered_whatever_its_age() -> None:
         engine.settle()
     assert [reason for _, reason, _ in buried(client.channel)] == ["attempts"]
     assert client.channel.expired_count == 0
+
+
+def test_a_kicked_message_does_not_expire_after_a_kill() -> None:
+    """The kick was answered, and a kill came before the next progress was journaled."""
+    engine = Engine()
+    client = consumer(engine)
+    limit(client.channel, 1, msg_ttl_ns=10 * SECOND)
+    engine.publish("t", b"x", b"y")
+    for _ in range(2):
+        client.requeue(one(client).index)
+        engine.settle()
+    engine.advance(MINUTE)
+    client.ready(0)
+    assert sweep(engine, client.channel) == 2
+    engine.crash()
+    engine.clients.clear()
+    channel = again(engine)
+    limit(channel, 1, msg_ttl_ns=10 * SECOND)
+    engine.advance(MINUTE)
+    assert (channel.depth, channel.expired_count) == (2, 0)
+    client = consumer(engine, 5)
+    engine.settle()
+    assert [(m.body, m.attempts) for m in client.take()] == [(b"x", 1), (b"y", 1)]
 
 
 def test_expired_messages_can_be_kicked() -> None:
@@ -345,6 +387,27 @@ def test_a_sweep_at_a_rate_takes_its_time_and_can_be_stopped() -> None:
     engine.advance(10 * SECOND)
     assert len(client.take()) == 1
     assert engine.done(slow.ticket) is None
+
+
+def test_a_sweep_ends_although_others_fail_meanwhile() -> None:
+    """At a rate below that of the failures it would never end."""
+    engine = Engine()
+    client = consumer(engine, 100)
+    limit(client.channel, 1)
+    engine.publish("t", *[b"%d" % i for i in range(10)])
+    for received in client.take():
+        client.requeue(received.index)
+    engine.settle()
+    kicking = Sweep(client.channel, Act.KICK, Chosen(), rate=10)
+    kicking.start()
+    for _ in range(30):
+        engine.publish("t", b"later")
+        for received in client.take():
+            client.requeue(received.index)
+        engine.advance(100 * MS)
+    assert (kicking.left, kicking.done_count, kicking.next) == (0, 10, None)
+    assert engine.done(kicking.ticket) is None
+    assert len(buried(client.channel)) == 40
 
 
 def test_waits_grow_with_the_attempts() -> None:

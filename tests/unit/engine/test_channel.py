@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import tracemalloc
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from penstock.core.batches import HEADER_SIZE
 from penstock.engine.channel import CHUNK_SIZE_MAX, TURN_COUNT_MAX
 from penstock.engine.ephemeral import HELD_OVERHEAD_SIZE
+from penstock.settings.policy import DEFAULT, DROP
 from tests.crash.lossy import KEEP
 from tests.support.engine import MINUTE, SECOND, Client, Engine
 
@@ -210,6 +212,26 @@ def test_an_ephemeral_channel_keeps_a_number_of_bytes() -> None:
     client.close()
     engine.settle()
     assert engine.components.shared.ephemeral.size == 0
+
+
+@pytest.mark.parametrize("keys", [{"max_attempts": 1}, {"msg_ttl_ns": 10 * SECOND}])
+def test_what_an_ephemeral_channel_gives_up_makes_room(keys: dict[str, int]) -> None:
+    """Otherwise a few large messages that failed or expired would keep out all others for ever."""
+    engine = Engine(mem_queue_bytes=100_000)
+    client = Client(engine, "t", "c#ephemeral", ready_count=100)
+    client.channel.apply_policy(dataclasses.replace(DEFAULT, on_max_attempts=DROP, **keys))
+    for _ in range(12):
+        engine.publish("t", bytes(10_000))  # the last ones find no room
+    taken = client.take()
+    assert 8 <= len(taken) < 12
+    engine.publish("t", bytes(10_000))  # what is in flight is kept as single messages now
+    for received in taken:
+        client.requeue(received.index, 20 * SECOND)
+    engine.advance(30 * SECOND)
+    assert client.channel.window.unfinished_count == 0
+    engine.publish("t", bytes(10_000))
+    assert len(client.take()) == 1
+    check_size(engine, client)
 
 
 def test_a_long_run_leaves_nothing_accounted_for() -> None:

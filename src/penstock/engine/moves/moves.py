@@ -122,9 +122,11 @@ class Moves:
         mover.queued = False
         if mover.channel.closed:
             self._forget(mover)
+        elif self._context.supervisor.exiting:
+            self._forget(mover, MoveError("EXITING", "nsqd is exiting"))
         elif mover.idle:
             self._movers.pop(mover.channel, None)
-        elif not self._context.supervisor.exiting:
+        else:
             now_ns = self._clock.monotonic_ns()
             due_ns = mover.job(now_ns).not_before_ns
             if due_ns <= now_ns:
@@ -138,10 +140,10 @@ class Moves:
             mover.wake_ns = 0
             self._soon(mover)
 
-    def _forget(self, mover: Mover) -> None:
+    def _forget(self, mover: Mover, error: MoveError | None = None) -> None:
         self._movers.pop(mover.channel, None)
         while mover.tasks:
-            mover.tasks.popleft().ticket.settle()
+            mover.tasks.popleft().ticket.settle(error)
 
     def _step(self, mover: Mover) -> Ticket:
         """Begin a batch; the ticket is settled when it is done, or failed."""

@@ -53,6 +53,8 @@ class Sweep:
         self._chosen = chosen
         self._rate = rate
         self._at = chosen.after + 1
+        # Above it fails what is published from now on: at a rate it could keep a kick going.
+        self._end_at = max(self._at, channel.topic.end)
         self._begun_ns = self._context.clock.monotonic_ns()
         self._ended = False
 
@@ -67,7 +69,7 @@ class Sweep:
     @property
     def next(self) -> int | None:
         """``after`` of a sweep that continues where this one has ended; None: it is at the end."""
-        return None if self._at >= END else self._at - 1
+        return None if self._at >= self._end_at else self._at - 1
 
     def start(self) -> Ticket:
         """Begin; a sweep at a rate takes the place of another one of the channel."""
@@ -96,10 +98,10 @@ class Sweep:
         count_max = min(KICK_COUNT_MAX, self._chosen.count_max - self.done_count, self._due())
         if count_max > 0:
             count, self._at = take_some(
-                self.channel, self.act, self._at, count_max, self._chosen.reason
+                self.channel, self.act, self._at, count_max, self._chosen.reason, self._end_at
             )
             self.done_count += count
-        if self._at >= END or self.done_count >= self._chosen.count_max:
+        if self._at >= self._end_at or self.done_count >= self._chosen.count_max:
             self._end()
         elif self._rate and self._due() <= 0:
             self._context.turns.after(max(TICK_NS, 1_000_000_000 // self._rate), self._run)
@@ -141,16 +143,35 @@ def take_some(
             return 0, end
     # Their burial, and progress from before, come first (storage/burials.py).
     topic.journal_channel(channel)
-    kicking = act is Act.KICK
-    take = window.kick if kicking else window.discard
+    take = window.kick if act is Act.KICK else window.discard
     count, after, runs = take(start, end, count_max, reason)
-    if count:
-        topic.unburied(channel, runs, kicked=kicking)
-        if kicking:
-            channel.wake()
-        else:
-            window.discarded_count += count
+    _taken(channel, topic, act, count, runs)
     return count, after
+
+
+def take_indexes(channel: Channel, act: Act, indexes: Sequence[int]) -> int:
+    """Take the buried messages with these indexes; returns how many were found."""
+    topic, window = channel.topic, channel.window
+    if window.buried is None or not isinstance(topic, Topic):
+        return 0
+    topic.journal_channel(channel)
+    take = window.kick if act is Act.KICK else window.discard
+    wanted = sorted(set(indexes) - channel.moving)
+    taken = [take(index, index + 1, 1) for index in wanted]
+    count = sum([one[0] for one in taken])
+    _taken(channel, topic, act, count, b"".join([one[2] for one in taken]))
+    return count
+
+
+def _taken(channel: Channel, topic: Topic, act: Act, count: int, runs: bytes) -> None:
+    """Messages in ``runs`` were kicked or discarded."""
+    if not count:
+        return
+    topic.unburied(channel, runs, kicked=act is Act.KICK)
+    if act is Act.KICK:
+        channel.wake()
+    else:
+        channel.window.discarded_count += count
 
 
 def _around(moving: AbstractSet[int], start: int, end: int) -> tuple[int, int]:
@@ -158,10 +179,3 @@ def _around(moving: AbstractSet[int], start: int, end: int) -> tuple[int, int]:
     while start in moving:
         start += 1
     return start, min((index for index in moving if start < index < end), default=end)
-
-
-def take_indexes(channel: Channel, act: Act, indexes: Sequence[int]) -> int:
-    """Take the buried messages with these indexes; returns how many were found."""
-    return sum(
-        take_some(channel, act, index, 1, end=index + 1)[0] for index in sorted(set(indexes))
-    )

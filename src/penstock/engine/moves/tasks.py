@@ -3,7 +3,8 @@
     Task    asked for over HTTP: by id, a number of the oldest, or all that are buried now
     Owed    by policy (`topic`, or more than max_buried): retried with growing pauses
 
-Rule 1: a batch has at most BATCH_COUNT_MAX messages and about BATCH_SIZE_MAX bytes.
+Rule 1: a batch has at most BATCH_COUNT_MAX messages and about BATCH_SIZE_MAX bytes, and a turn of
+        the loop looks at no more messages than that.
 Rule 2: memory is bounded: a task has at most as many ids as a request may have, or a place in the
         table of buried messages; what is owed is a bounded list, and beyond it a place as well.
 """
@@ -26,8 +27,6 @@ BATCH_SIZE_MAX = 1 << 20
 # With a rate, a batch has at most a tenth of a second's messages.
 RATE_SHARE = 10
 SECOND_NS = 1_000_000_000
-# Messages looked at in one turn of the loop while searching for some to move.
-SEARCH_COUNT_MAX = 4096
 OWED_COUNT_MAX = 65_536
 
 
@@ -146,17 +145,13 @@ class Owed:
             self._indexes.clear()
             self._after = None
             return None
-        while self._indexes and len(picked) < BATCH_COUNT_MAX:
+        for _ in range(min(len(self._indexes), BATCH_COUNT_MAX)):
             self._take(buried.get(self._indexes.popleft()), picked)
         if not picked and self._after is not None:
-            page = buried.page(self._after, SEARCH_COUNT_MAX)
+            page = buried.page(self._after, BATCH_COUNT_MAX)
             for row in page:
-                if len(picked) == BATCH_COUNT_MAX:
-                    break
-                self._after = row[0]
                 self._take(row, picked)
-            if not page:
-                self._after = None
+            self._after = page[-1][0] if page else None
         if not picked and self._after is None and not self._indexes:
             return None
         return sorted(picked)

@@ -12,9 +12,10 @@ import pytest
 from penstock.core.buried import ATTEMPTS, BURY
 from penstock.engine.channel import Channel
 from penstock.engine.moves.sweep import Act, Chosen, Sweep
-from penstock.engine.moves.tasks import BATCH_COUNT_MAX, Task
+from penstock.engine.moves.tasks import BATCH_COUNT_MAX, Burial, Owed, Task
 from penstock.errors import MoveError
 from penstock.settings.policy import DEFAULT, MOVE, Policy
+from penstock.storage.journal import UNBURIED, records
 from tests.crash.lossy import KEEP
 from tests.support.engine import MINUTE, SECOND, Client, Engine
 
@@ -379,6 +380,46 @@ def test_what_a_stop_left_is_moved_after_the_next_start(
     assert channel.window.buried_count == 0 and bodies(engine, "t.c.dead") == [b"x"]
 
 
+@pytest.mark.parametrize("act", list(Act))
+def test_kicks_and_discards_by_id_pass_over_what_is_being_moved(act: Act) -> None:
+    """Rule 3, in one record: a thousand of each would take the loop half a second."""
+    engine = Engine()
+    channel = poisoned(engine, 1000)
+    assert channel.window.buried is not None
+    indexes = channel.window.buried.indexes()
+    channel.moving = frozenset(indexes[:500])
+    sweep = Sweep(channel, act, Chosen(indexes[::-2]))
+    assert engine.done(sweep.start()) is None
+    assert sweep.done_count == 250
+    assert channel.window.buried.indexes() == indexes[:500] + indexes[500::2]
+    journal = engine.files.read(engine.topic("t").keeper.path)
+    assert [found.kind for found in records(journal)].count(UNBURIED) == 1
+
+
+@pytest.mark.parametrize("searching", [True, False])
+def test_a_turn_looks_at_a_batch_of_messages(searching: bool) -> None:
+    """Also if none of them is moved any more: a policy has changed, or they were kicked."""
+    engine = Engine()
+    count = 3 * BATCH_COUNT_MAX
+    channel = poisoned(engine, count)
+    looked_at = []
+
+    def wanted(row: Burial, picked_count: int) -> bool:
+        looked_at.append(row)
+        return False
+
+    owed = Owed(channel, wanted)
+    if searching:
+        owed.search()
+    else:
+        assert channel.window.buried is not None
+        owed.add(channel.window.buried.indexes())
+    for turn in range(1, 4):
+        assert not owed.pick()
+        assert len(looked_at) == turn * BATCH_COUNT_MAX
+    assert owed.pick() is None and owed.idle
+
+
 def test_a_deleted_channel_ends_its_moves() -> None:
     engine = Engine()
     channel = poisoned(engine, 3)
@@ -387,6 +428,19 @@ def test_a_deleted_channel_ends_its_moves() -> None:
     engine.settle()
     assert task.ticket.done and task.moved_count == 0
     assert bodies(engine, "other") == []
+
+
+def test_an_exit_ends_the_moves_that_somebody_waits_for() -> None:
+    engine = Engine()
+    channel = poisoned(engine, 3 * BATCH_COUNT_MAX)
+    task = engine.components.moves.move(channel, "other", Chosen())
+    while not channel.moving:
+        engine.turns.calls.popleft()()
+    engine.components.refuse_all()
+    engine.settle()
+    assert isinstance(task.ticket.error, MoveError) and task.ticket.error.code == "EXITING"
+    assert task.moved_count == BATCH_COUNT_MAX
+    assert channel.window.buried_count == 2 * BATCH_COUNT_MAX
 
 
 def test_moves_of_a_channel_are_bounded() -> None:
