@@ -84,14 +84,14 @@ class Handover:
         self._busy = False
         self._pause_ns = 0
         self._dues: list[Due] = []  # taken, of the open intent or of the next one
-        self._held = False  # the open intent is an earlier process's
+        self._expecting = False  # those of an earlier process's intent, whose slots are not read
 
     def resume(self) -> None:
-        """There may be an intent of an earlier process; before the deferred queue recovers."""
+        """There may be an intent of an earlier process; when the deferred queue has recovered."""
         intent = self._home.record.intent
         if intent is not None:
-            self._held = True
-            self._transfer.hold(intent.numbers)
+            self._expecting = True
+            self._transfer.expect(intent.slots)
 
     @property
     def wanted(self) -> bool:
@@ -105,10 +105,19 @@ class Handover:
         self._busy = True
         record = self._home.record
         self._transfer.open(record.draining and bool(record.to))
-        if record.intent is not None:
-            self._identify(record.intent.address, partial(self._known, record.intent))
-        else:
+        if record.intent is None:
             self._identify(record.to, self._chosen)
+        elif self._expecting and not self._find_expected(record.intent):
+            self._turns.after(IDLE_NS, self._again)
+        else:
+            self._identify(record.intent.address, partial(self._known, record.intent))
+
+    def _find_expected(self, intent: HandoverIntent) -> bool:
+        dues = self._transfer.expected(intent.slots)
+        if dues is None:
+            return False
+        self._expecting, self._dues = False, dues
+        return True
 
     def stop(self) -> None:
         """Nothing more is handed over, except what has an intent."""
@@ -231,7 +240,8 @@ class Handover:
 
     def _published(self, intent: HandoverIntent, status: int, fields: dict[str, Any]) -> None:
         if status == 200:
-            self._settle(intent)
+            dues, self._dues = self._dues, []
+            self._transfer.settle(dues, partial(self._done, intent, intent.count))
         elif status and fields.get("message") in UNKNOWN:
             log.warning(
                 "NSQ: %s does not have batch %d of the handover any more: %d messages stay here",
@@ -243,29 +253,12 @@ class Handover:
         else:
             self._fail(_text(intent.address, status, fields))
 
-    def _settle(self, intent: HandoverIntent) -> None:
-        done = partial(self._done, intent, intent.count)
-        if self._held:
-            self._transfer.settle_held(intent.slots, partial(self._settled_held, done))
-        else:
-            dues, self._dues = self._dues, []
-            self._transfer.settle(dues, done)
-
-    def _settled_held(self, done: Callable[[], None], error: Exception | None) -> None:
-        if error is not None:
-            self._fail(f"checkpoints cannot be written: {error}")
-        else:
-            done()
-
     def _done(self, intent: HandoverIntent, count: int) -> None:
         """The messages are the other node's, or ours again."""
         record = self._home.record
         handed_over = record.handed_over + count
         # Durable with the next intent, at the latest: until then it is asked for again.
         self._home.change(replace(record, intent=None, handed_over=handed_over))
-        if self._held:
-            self._held = False
-            self._transfer.release_held()
         self.error, self._pause_ns = "", 0
         self._again()
 
