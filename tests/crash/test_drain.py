@@ -142,3 +142,31 @@ def test_after_a_restart_only_the_open_batch_waits_for_the_other_node(
     pair.run(MINUTE)
     assert pair.here.components.drain.state == "off"
     check(pair)
+
+
+@pytest.mark.parametrize("why", ["a part is refused", "the drain is cancelled"])
+def test_what_was_staged_in_vain_is_discarded(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node would keep it for a day, and could not be drained until then."""
+    pair = pair_of()
+    ask = pair.ask
+    staged: list[int] = []
+
+    def refuse(method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        staged.append(pair.there.components.staging.staging_count)
+        if target.startswith("/staging/seal") and why == "the drain is cancelled":
+            pair.here.components.drain.cancel()
+        elif target.startswith("/staging/part") and "topic=u" in target:
+            return 507, {"message": "TOPIC_FULL", "detail": "u"}
+        return ask(method, target, body)
+
+    monkeypatch.setattr(pair, "ask", refuse)
+    if why == "the drain is cancelled":
+        monkeypatch.setattr(handover, "BATCH_COUNT_MAX", 1)
+    pair.here.components.drain.begin(ADDRESS)
+    pair.run(MINUTE)
+    assert max(staged) == 1
+    assert pair.there.components.staging.staging_count == 0
+    assert pair.here.components.deferred.tallies.total == 10
+    monkeypatch.setattr(pair, "ask", ask)
+    drain(pair)
+    check(pair)

@@ -16,7 +16,7 @@ Rule 2: the other node publishes a batch once, however often it is asked, so aft
 Rule 3: the name of a batch has a number that is never used again, and the intent names the node by
         its UUID: another node at the same address is not asked.
 Rule 4: until there is an intent everything can be undone: the messages are given back, and the
-        staging at the other node is never published.
+        staging at the other node is discarded, now or by the next batch, and never published.
 Rule 5: one batch at a time, bounded in messages and bytes; requests have timeouts, failures pauses.
 """
 
@@ -142,10 +142,7 @@ class Handover:
         self.send("GET", address, "/info", b"", answered)
 
     def _fail(self, error: str) -> None:
-        """Undo what can be undone, and try again after a pause."""
-        if self._home.record.intent is None and self._dues:
-            dues, self._dues = self._dues, []
-            self._transfer.give_back(dues)
+        """Try again after a pause."""
         if error != self.error:
             log.warning("NSQ: cannot hand over deferred messages: %s", error)
         self.error = error
@@ -192,9 +189,24 @@ class Handover:
         self, intent: HandoverIntent, then: Callable[[], None], status: int, fields: dict[str, Any]
     ) -> None:
         if status != 200:
-            self._fail(_text(intent.address, status, fields))
+            self._undo(intent, partial(self._fail, _text(intent.address, status, fields)))
         else:
             then()
+
+    def _undo(self, intent: HandoverIntent, then: Callable[[], None]) -> None:
+        """There is no intent yet: the messages stay here, and the staging is of no use.
+
+        It would expire after a day.  Until then it would take room, and that node could not be
+        drained.
+        """
+        dues, self._dues = self._dues, []
+        self._transfer.give_back(dues)
+        name = {"partition": 0, "attempt": intent.attempt}
+        body = {"query": intent.query, "batch": intent.batch, "stagings": [name]}
+        self.send(
+            *("POST", intent.address, "/staging/abort", json.dumps(body).encode()),
+            lambda _status, _fields: then(),
+        )
 
     def _seal(self, intent: HandoverIntent, part_count: int) -> None:
         where = {**_key(intent), "parts": part_count, "count": intent.count}
@@ -206,9 +218,7 @@ class Handover:
         current = record.draining and record.to == intent.address
         if not current or self._transfer.is_void(self._dues):
             # The drain was cancelled, or a topic deleted or emptied, while they were staged.
-            dues, self._dues = self._dues, []
-            self._transfer.give_back(dues)
-            self._again()
+            self._undo(intent, self._again)
             return
         recorded = replace(record, intent=intent, batch=record.batch + 1)
         self._home.change(recorded).add(partial(self._intended, intent))
