@@ -1044,12 +1044,17 @@ cdef class Window(Entries):
         cdef unsigned char* p = start
         cdef int32_t slot
         cdef int64_t due_ns
+        cdef int attempts
         for index in indexes:
             slot = self.find(index)
             if slot < 0:
                 continue
             store_u64(p, <uint64_t>self.entries[slot].index)
-            store_u16(p + 8, self.entries[slot].attempts)
+            attempts = self.entries[slot].attempts
+            if self.entries[slot].state == IN_FLIGHT and 0 < self.attempts_max <= attempts:
+                # If a crash ends it, it did not fail: the next delivery is the last attempt again.
+                attempts = self.attempts_max - 1
+            store_u16(p + 8, <uint16_t>attempts)
             due_ns = self.entries[slot].due_ns
             store_u64(p + 10, <uint64_t>(~due_ns if self.entries[slot].kicked else due_ns))
             p += 18
