@@ -170,3 +170,28 @@ def test_what_was_staged_in_vain_is_discarded(why: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(pair, "ask", ask)
     drain(pair)
     check(pair)
+
+
+def test_a_handover_to_a_node_that_is_gone_for_good_ends_without_drain_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As docs/operations.md says: then the messages of the open batch are delivered here."""
+    pair = pair_of()
+    ask = pair.ask
+
+    def lose_publish(method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        pair.unreachable = pair.unreachable or target == "/staging/publish"
+        return ask(method, target, body)
+
+    monkeypatch.setattr(pair, "ask", lose_publish)
+    pair.here.components.drain.begin(ADDRESS)
+    pair.run(SECOND)
+    pair.here.components.drain.cancel()
+    pair.run(MINUTE)
+    assert pair.here.components.drain.state == "cancelling"
+    pair.here.exit()
+    for path in (pair.here.data.drain, pair.here.data.drain_copy):
+        pair.here.files.unlink(path)
+    pair.restart_here()
+    assert pair.here.components.drain.state == "off"
+    check(pair)
