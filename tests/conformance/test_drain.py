@@ -17,6 +17,7 @@ from penstock.client import Consumer, Message, Producer
 from tests.conformance.scenarios import Driven
 from tests.conformance.test_seek import nsqjs, pynsq
 from tests.support.bodies import numbered, sized
+from tests.support.certificates import Pki
 from tests.support.daemon import ERROR, RESPONSE, Nsqd, Nsqlookupd, Raw
 from tests.support.staging import ATTEMPT, HttpQuery, plain
 from tests.support.waits import until, wait_for, wait_until
@@ -330,6 +331,20 @@ def test_tokens_go_with_the_handover(tmp_path: Path) -> None:
         wait_for_end(nsqd)
         stats = other.http("GET", "/stats?format=json", None, headers).json
         assert stats["topics"][0]["deferred_count"] == 1
+
+
+def test_a_handover_over_https_verifies_the_other_node(tmp_path: Path) -> None:
+    pki = Pki(tmp_path / "pki")
+    trust = f"--tls-root-ca-file={pki.ca}"
+    with running(tmp_path / "a") as nsqd, running(tmp_path / "b", *pki.options()) as other:
+        fill(nsqd, 3)
+        to = f"/drain?to=https://localhost:{other.https_port}"
+        assert nsqd.post(to).status == 200
+        wait_until(lambda: "certificate verify failed" in (state(nsqd)["handover_error"] or ""))
+        nsqd.terminate()
+        nsqd.start(trust)
+        wait_for_end(nsqd)
+        assert deferred_count(other) == 3
 
 
 @pytest.mark.parametrize("start", [pynsq, nsqjs])

@@ -7,6 +7,7 @@ sent.  Every body is published once and is unique, so a body stands for a messag
 
 from __future__ import annotations
 
+import http.client
 import random
 import socket
 import struct
@@ -56,6 +57,7 @@ class Ledger:
         self.acked: dict[bytes, Published] = {}
         self.sent: set[bytes] = set()
         self.refused: list[bytes] = []
+        self.full: set[bytes] = set()  # refused at a topic's bound
         self.delivered: dict[tuple[str, str], dict[bytes, list[Delivered]]] = defaultdict(
             lambda: defaultdict(list)
         )
@@ -71,6 +73,11 @@ class Ledger:
     def missing(self, topic: str, channel: str) -> set[bytes]:
         """Acknowledged and not delivered so far."""
         return self.acked_of(topic) - set(self.delivered[topic, channel])
+
+    def finished(self, topic: str, channel: str) -> set[bytes]:
+        """A FIN was sent for these."""
+        answered = self.answered[topic, channel].copy()
+        return {body for body, given in answered.items() if any(a.delay_ns is None for a in given)}
 
     # Judging
 
@@ -90,6 +97,11 @@ class Ledger:
     def check_invented(self) -> None:
         for (topic, _), messages in self.delivered.items():
             assert set(messages) <= self.sent, (topic, set(messages) - self.sent)
+
+    def check_full(self) -> None:
+        """What was refused at a bound was not stored (R20)."""
+        for messages in self.delivered.values():
+            assert not self.full & set(messages)
 
     def check_early(self) -> None:
         """No deferred publish before its time (R16, D-5)."""
@@ -122,12 +134,16 @@ class Ledger:
 
 @dataclass
 class Mix:
-    """How a producer publishes: weights of the commands, and the delays of DPUB."""
+    """How a producer publishes: weights of the commands, and the delays of DPUB.
+
+    ``http`` is the share of all that goes over HTTP.
+    """
 
     topics: list[str]
     pub: int = 4
     mpub: int = 2
     dpub: int = 3
+    http: float = 0.2
     mpub_count: int = 20
     delay_ms: tuple[int, int] = (1, 1500)
     body_size: int = 60
@@ -175,10 +191,16 @@ class Producer(Client):
 
     def talk(self, sock: socket.socket) -> None:
         raw = Raw(sock, 5.0)
-        while not self.stop.is_set():
-            self._publish(raw)
-            if self.mix.pause_s:
-                time.sleep(self.mix.pause_s)
+        web = http.client.HTTPConnection("127.0.0.1", self.nsqd.http_port, timeout=5.0)
+        try:
+            while not self.stop.is_set():
+                self._publish(raw, web)
+                if self.mix.pause_s:
+                    time.sleep(self.mix.pause_s)
+        except http.client.HTTPException as error:
+            raise EOFError(str(error)) from error
+        finally:
+            web.close()
 
     def _body(self) -> bytes:
         self.count += 1
@@ -187,33 +209,66 @@ class Producer(Client):
         self.ledger.sent.add(body)
         return body
 
-    def _publish(self, raw: Raw) -> None:
+    def _publish(self, raw: Raw, web: http.client.HTTPConnection) -> None:
         mix = self.mix
         topic = self.random.choice(mix.topics)
         kind = self.random.choices(("PUB", "MPUB", "DPUB"), (mix.pub, mix.mpub, mix.dpub))[0]
         bodies = [self._body()]
-        due_ns = 0
-        if kind == "PUB":
-            command = commands.pub(topic, bodies[0])
-        elif kind == "MPUB":
+        delay_ms = due_ns = 0
+        if kind == "MPUB":
             bodies += [self._body() for _ in range(self.random.randrange(mix.mpub_count))]
-            command = commands.mpub(topic, bodies)
-        else:
+        elif kind == "DPUB":
             delay_ms = self.random.randint(*mix.delay_ms)
-            command = commands.dpub(topic, delay_ms, bodies[0])
             due_ns = time.time_ns() + delay_ms * 1_000_000
-        kind_of_reply, reply = raw.command(command)
-        if kind_of_reply == ERROR:
-            assert b"_FAILED" in reply, reply
+        ask = self._post if self.random.random() < mix.http else self._command
+        reply = ask(raw, web, kind, topic, bodies, delay_ms)
+        if b"topic is full" in reply or b"TOPIC_FULL" in reply:
+            self.ledger.full.update(bodies)
+            return
+        if reply != b"OK":
             self.ledger.refused.append(reply)
             raise EOFError(reply)
-        assert reply == b"OK", reply
         now_ns = time.time_ns()
         for body in bodies:
             self.ledger.acked[body] = Published(topic, now_ns, due_ns)
 
+    def _command(
+        self,
+        raw: Raw,
+        _web: http.client.HTTPConnection,
+        kind: str,
+        topic: str,
+        bodies: list[bytes],
+        delay_ms: int,
+    ) -> bytes:
+        if kind == "PUB":
+            command = commands.pub(topic, bodies[0])
+        elif kind == "MPUB":
+            command = commands.mpub(topic, bodies)
+        else:
+            command = commands.dpub(topic, delay_ms, bodies[0])
+        kind_of_reply, reply = raw.command(command)
+        assert reply == b"OK" or (kind_of_reply == ERROR and b"_FAILED" in reply), reply
+        return reply
 
-# What to do with a message: "FIN", a REQ delay in ms, or None to leave it to its timeout.
+    def _post(
+        self,
+        _raw: Raw,
+        web: http.client.HTTPConnection,
+        kind: str,
+        topic: str,
+        bodies: list[bytes],
+        delay_ms: int,
+    ) -> bytes:
+        if kind == "MPUB":
+            web.request("POST", f"/mpub?topic={topic}&binary=true", commands.multi(bodies))
+        else:
+            defer = f"&defer={delay_ms}" if delay_ms else ""
+            web.request("POST", f"/pub?topic={topic}{defer}", bodies[0])
+        return web.getresponse().read()
+
+
+# What to do with a message: "FIN", a REQ delay in ms, "TOUCH", or None to leave it to its timeout.
 Choice = Callable[[random.Random], str | int | None]
 
 
@@ -229,7 +284,9 @@ def mostly_finish(chance: random.Random) -> str | int | None:
         return 0
     if number < 0.96:
         return chance.randint(50, 600)
-    return None if number < 0.97 else "FIN"
+    if number < 0.975:
+        return "TOUCH"
+    return None if number < 0.985 else "FIN"
 
 
 class Consumer(Client):
@@ -294,6 +351,8 @@ class Consumer(Client):
         choice = self.choose(self.random)
         if choice is None:
             return b""
+        if choice == "TOUCH":
+            return commands.touch(id)
         delay_ms = None if choice == "FIN" else int(choice)
         delay_ns = None if delay_ms is None else delay_ms * 1_000_000
         answer = Answered(now_ns, delay_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -102,4 +103,95 @@ def test_a_lost_answer_is_asked_for_again(lost: int) -> None:
     pair.lost_answers = 3
     pair.run(2 * MINUTE)
     assert pair.ended
+    check(pair)
+
+
+@pytest.mark.parametrize("other", ["has them", "does not know them"])
+def test_after_a_restart_only_the_open_batch_waits_for_the_other_node(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others in its slots are delivered when they are due, also if that node never comes back."""
+    pair = pair_of()
+    ask = pair.ask
+
+    def ask_until_publish(method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        if target != "/staging/publish":
+            return ask(method, target, body)
+        if other == "has them":
+            ask(method, target, body)
+        pair.unreachable = True
+        return 0, {"message": "the connection was lost"}
+
+    monkeypatch.setattr(pair, "ask", ask_until_publish)
+    pair.here.components.drain.begin(ADDRESS)
+    pair.run(SECOND)
+    intent = pair.here.components.drain.record.intent
+    assert intent is not None
+    if other == "does not know them":
+        pair.there.components.staging.discard(intent.query)
+    pair.restart_here()
+    pair.here.clock.step_wall(3 * HOUR)
+    pair.run(MINUTE)
+    progress = pair.here.components.drain.progress()
+    assert progress["left"]["deferred"] == progress["handing_over"] == intent.count == 4
+    assert len(pair.here.logged("t")) + len(pair.here.logged("u")) == 6
+    monkeypatch.setattr(pair, "ask", ask)
+    pair.unreachable = False
+    pair.here.components.drain.cancel()
+    assert pair.here.components.drain.state == "cancelling"
+    pair.run(MINUTE)
+    assert pair.here.components.drain.state == "off"
+    check(pair)
+
+
+@pytest.mark.parametrize("why", ["a part is refused", "the drain is cancelled"])
+def test_what_was_staged_in_vain_is_discarded(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node would keep it for a day, and could not be drained until then."""
+    pair = pair_of()
+    ask = pair.ask
+    staged: list[int] = []
+
+    def refuse(method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        staged.append(pair.there.components.staging.staging_count)
+        if target.startswith("/staging/seal") and why == "the drain is cancelled":
+            pair.here.components.drain.cancel()
+        elif target.startswith("/staging/part") and "topic=u" in target:
+            return 507, {"message": "TOPIC_FULL", "detail": "u"}
+        return ask(method, target, body)
+
+    monkeypatch.setattr(pair, "ask", refuse)
+    if why == "the drain is cancelled":
+        monkeypatch.setattr(handover, "BATCH_COUNT_MAX", 1)
+    pair.here.components.drain.begin(ADDRESS)
+    pair.run(MINUTE)
+    assert max(staged) == 1
+    assert pair.there.components.staging.staging_count == 0
+    assert pair.here.components.deferred.tallies.total == 10
+    monkeypatch.setattr(pair, "ask", ask)
+    drain(pair)
+    check(pair)
+
+
+def test_a_handover_to_a_node_that_is_gone_for_good_ends_without_drain_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As docs/operations.md says: then the messages of the open batch are delivered here."""
+    pair = pair_of()
+    ask = pair.ask
+
+    def lose_publish(method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        pair.unreachable = pair.unreachable or target == "/staging/publish"
+        return ask(method, target, body)
+
+    monkeypatch.setattr(pair, "ask", lose_publish)
+    pair.here.components.drain.begin(ADDRESS)
+    pair.run(SECOND)
+    pair.here.components.drain.cancel()
+    pair.run(MINUTE)
+    assert pair.here.components.drain.state == "cancelling"
+    pair.here.exit()
+    for path in (pair.here.data.drain, pair.here.data.drain_copy):
+        pair.here.files.unlink(path)
+    pair.restart_here()
+    assert pair.here.components.drain.state == "off"
     check(pair)

@@ -11,7 +11,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ WAYS = (
 
 def test_nothing_acknowledged_is_lost_by_twenty_kills(tmp_path: Path) -> None:
     """A-3, R1, R2, R16, D-1, D-2, D-3, D-5, D-6: PUB, MPUB, DPUB, FIN and REQ all the time."""
-    _kill_again_and_again(tmp_path, WAYS)
+    _mixed_load(tmp_path, WAYS)
 
 
 @pytest.mark.slow
@@ -46,19 +46,18 @@ def test_nothing_is_lost_by_twenty_kills_of_one_mode(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """The same, always synced as at the start or with every OK (R3, R8)."""
-    _kill_again_and_again(tmp_path, (flags,))
+    _mixed_load(tmp_path, (flags,))
 
 
-def _kill_again_and_again(tmp_path: Path, all_ways: Sequence[tuple[str, ...]]) -> None:
-    chance = random.Random(1)
+def _mixed_load(tmp_path: Path, all_ways: Sequence[tuple[str, ...]]) -> None:
     ledger = Ledger()
     nsqd = Nsqd(tmp_path / "nsqd", "--msg-timeout=1s")
     nsqd.start(*all_ways[0])
     for channel in ("a", "b"):
-        _create(nsqd, "main", channel)
-    _create(nsqd, "paused", "a")
+        create(nsqd, "main", channel)
+    create(nsqd, "paused", "a")
     assert nsqd.post("/topic/pause?topic=paused").status == 200
-    _create(nsqd, "held")
+    create(nsqd, "held")
 
     stop = threading.Event()
     mixes = [
@@ -75,14 +74,7 @@ def _kill_again_and_again(tmp_path: Path, all_ways: Sequence[tuple[str, ...]]) -
     for client in clients:
         client.start()
     try:
-        ways = itertools.cycle(all_ways)
-        for _ in range(KILL_COUNT):
-            time.sleep(chance.uniform(0.3, 0.8))
-            ledger.kills_ns.append(time.time_ns())
-            nsqd.kill()
-            ledger.kills_ns.append(time.time_ns())
-            nsqd.start(*next(ways))
-        time.sleep(0.3)
+        kill_again_and_again(nsqd, ledger, all_ways)
         stop.set()
         assert not ledger.delivered["paused", "a"], "a paused topic delivered"
         _finish(nsqd, ledger, consumers_stop)
@@ -117,7 +109,23 @@ def _finish(nsqd: Nsqd, ledger: Ledger, stop: threading.Event) -> None:
         )
 
 
-def _create(nsqd: Nsqd, topic: str, channel: str = "") -> None:
+def kill_again_and_again(
+    nsqd: Nsqd, ledger: Ledger, all_ways: Iterable[tuple[str, ...]], kill_count: int = KILL_COUNT
+) -> None:
+    """Under the load of others; no start finds anything damaged."""
+    chance = random.Random(1)
+    ways = itertools.cycle(all_ways)
+    for _ in range(kill_count):
+        time.sleep(chance.uniform(0.3, 0.8))
+        ledger.kills_ns.append(time.time_ns())
+        nsqd.kill()
+        ledger.kills_ns.append(time.time_ns())
+        nsqd.start(*next(ways))
+        assert nsqd.get("/damage").json == {"records": []}
+    time.sleep(0.3)
+
+
+def create(nsqd: Nsqd, topic: str, channel: str = "") -> None:
     assert nsqd.post(f"/topic/create?topic={topic}").status == 200
     if channel:
         assert nsqd.post(f"/channel/create?topic={topic}&channel={channel}").status == 200

@@ -331,3 +331,28 @@ def test_a_data_path_of_a_go_nsqd_is_no_damage(tmp_path: Path) -> None:
     with nsqd:
         assert "ERROR" not in nsqd.log and "damage" not in nsqd.stats()
         assert [topic["topic_name"] for topic in nsqd.stats()["topics"]] == ["t"]
+
+
+def test_a_kill_right_after_a_start_without_segments_is_no_damage() -> None:
+    """All earlier segments are removed, and the first of this start is in no FILE record yet."""
+    engine = Engine()
+    client = Client(engine, "t", "c", ready_count=100)
+    engine.settle()
+    assert engine.publish("t", body(0)) is None
+    for received in client.take():
+        client.finish(received.index)
+    client.close()
+    engine.exit()
+    engine.start()
+    engine.advance(20 * SECOND)
+    assert files_of(engine, ".log") == []
+    whole_from = engine.topic("t").whole_from
+    assert whole_from
+    engine.exit()
+    engine.start()
+    assert engine.publish("t", body(1)) is None
+    engine.crash()
+    engine.start()
+    assert reported(engine) == []
+    assert engine.topic("t").whole_from == whole_from
+    assert logged(engine) == 1

@@ -596,11 +596,18 @@ class WindowMachine(RuleBasedStateMachine):
                     known.attempts = self.limits.attempts_max - 1  # this exit is no failure
         self.journal.add(self.window.drain_buried(), self.window.drain())
         for index in self.marked & self.known.keys():
-            self.told[index] = (self.known[index].attempts, self.known[index].due_ns)
+            self.told[index] = self.mark_of(self.known[index])
         self.marked.clear()
         assert not self.window.changed
         assert self.journal.unfinished(self.log) == sorted([*self.known, *self.queue])
         self.compare_rebuilt(self.journal, self.told)
+
+    def mark_of(self, known: Known) -> tuple[int, int]:
+        """Attempts and due time in the journal: a last attempt in flight has not failed yet."""
+        attempts = known.attempts
+        if known.state == "in flight" and attempts >= self.limits.attempts_max > 0:
+            attempts = self.limits.attempts_max - 1
+        return attempts, known.due_ns
 
     @rule()
     def snapshot(self) -> None:
@@ -611,7 +618,7 @@ class WindowMachine(RuleBasedStateMachine):
         for body in self.window.drain_buried():
             self.journal.burials.bury(body)
         journal.add(list(buried.snapshot()) if buried else [], self.window.snapshot())
-        told = {i: (known.attempts, known.due_ns) for i, known in self.known.items()}
+        told = {i: self.mark_of(known) for i, known in self.known.items()}
         assert journal.unfinished(self.log) == sorted([*self.known, *self.queue])
         # The bits of due_ns are inverted for what was kicked.
         assert journal.marks == {
@@ -652,7 +659,8 @@ class WindowMachine(RuleBasedStateMachine):
         for index in restored:
             attempts, due_ns = self.told.get(index, (0, 0))
             state = "deferred" if due_ns else "ready"
-            self.known[index] = Known(state, attempts, due_ns, lost=attempts > 0)
+            kicked = self.journal.marks.get(index, (0, 0))[1] < 0
+            self.known[index] = Known(state, attempts, due_ns, lost=attempts > 0, kicked=kicked)
             if not due_ns:
                 self.ready.append({index})
         self.queue = [i for i in self.queue if i >= self.window.cursor]

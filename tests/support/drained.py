@@ -43,7 +43,7 @@ class Pair:
         # At once: what must be durable before a request is sent may not be durable otherwise.
         assert address == ADDRESS
         self.asked.append(f"{method} {target.partition('?')[0]}")
-        status, fields = self._ask(method, target, body)
+        status, fields = self.ask(method, target, body)
         if self.lost_answers:
             self.lost_answers -= 1
             status, fields = 0, {"message": "the connection was lost"}
@@ -87,7 +87,7 @@ class Pair:
             except Crashed:
                 self.restart_here()
 
-    def _ask(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    def ask(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
         if self.unreachable:
             return 0, {"message": "refused"}
         if target == "/info":

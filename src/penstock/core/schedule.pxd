@@ -28,6 +28,9 @@ cdef class Slot:
     cdef readonly Bits known               # ordinals that are near, firing or done
     # Ordinals found in topic logs after a restart; None once read.
     cdef public Bits origins
+    # Ordinals to be taken as soon as they are found, and those that were; see expect().
+    cdef Bits expected
+    cdef readonly list taken
     cdef readonly int64_t counted_end      # ordinals below this were counted
     cdef public int64_t pending_count      # records scanned, not done at that time
     cdef public int64_t done_count         # ordinals done before their record was scanned

@@ -28,7 +28,9 @@ class Slot:
     firing_count: int
     next_ns: int
     loading: bool
+    taken: list[Due] | None
     def __init__(self, number: int, next_ns: int) -> None: ...
+    def expect(self, runs: Iterable[tuple[int, int]]) -> None: ...
 
 class Taken:
     count: int

@@ -103,6 +103,16 @@ cdef class Slot:
         self.known = Bits()
         self.place = -1
 
+    def expect(self, runs):
+        """Take these records as soon as a scan finds them: ``taken`` will have those not done.
+
+        They are messages (``Due``) without bodies.  Called before the first scan.
+        """
+        self.expected = Bits()
+        self.taken = []
+        for first, count in runs:
+            self.expected.add_run(first, count)
+
 
 cdef inline bint earlier(NearEntry* a, NearEntry* b) noexcept nogil:
     if a.due_ns != b.due_ns:
@@ -275,7 +285,11 @@ cdef class Schedule:
                     if record.ordinal >= slot.counted_end:
                         slot.pending_count += 1
                         self.tallies.change(record.instance, record.due_ns, record.stamp, 1)
-                    if slot.loading or record.due_ns < slot.next_ns:
+                    if slot.expected is not None and slot.expected.has(record.ordinal):
+                        known.put(record.ordinal)
+                        slot.firing_count += 1
+                        slot.taken.append(records.unread(i, slot.number))
+                    elif slot.loading or record.due_ns < slot.next_ns:
                         entry.due_ns = record.due_ns
                         entry.offset = records.base + record.offset
                         entry.ordinal = record.ordinal

@@ -11,6 +11,9 @@ cdef struct SlotRecord:
     uint32_t size      # bytes of the whole record
 
 
+cdef class Due
+
+
 cdef class SlotRecords:
     cdef SlotRecord* items               # in file order
     cdef readonly Py_ssize_t count       # records
@@ -27,6 +30,7 @@ cdef class SlotRecords:
 
     cdef int reserve(self, Py_ssize_t count) except -1 nogil
     cdef str topic_at(self, Py_ssize_t i)
+    cdef Due unread(self, Py_ssize_t i, int64_t number)
 
 
 cdef class SlotBatch(SlotRecords):
@@ -50,7 +54,7 @@ cdef class Due:
     cdef readonly int64_t timestamp_ns  # wall clock, when it was published
     cdef readonly int64_t due_ns        # wall clock
     cdef readonly int64_t stamp         # ascends with acceptance over all topics
-    cdef readonly bytes body            # None: damaged
+    cdef readonly bytes body            # None: damaged, or not read
     cdef readonly int64_t offset        # of the record in its file
     cdef readonly uint32_t size         # bytes of the record
 

@@ -88,6 +88,17 @@ cdef class SlotRecords:
             raise ValueError("a batch keeps no bytes to read a topic from")
         return decode_topic(<const uint8_t*>PyBytes_AS_STRING(self.data) + self.items[i].offset)
 
+    cdef Due unread(self, Py_ssize_t i, int64_t number):
+        """The message without its body, of the slot file ``number``."""
+        cdef SlotRecord* record = &self.items[i]
+        cdef Due due = Due(
+            number, record.ordinal, self.topic_at(i), record.instance, 0,
+            record.due_ns, record.stamp, None,
+        )
+        due.offset = self.base + record.offset
+        due.size = record.size
+        return due
+
     def __len__(self):
         return self.count
 
@@ -293,7 +304,7 @@ cdef class Due:
     def __repr__(self):
         return (
             f"Due(slot={self.slot}, ordinal={self.ordinal}, topic={self.topic!r}, "
-            f"due_ns={self.due_ns}, stamp={self.stamp}, body of {len(self.body)})"
+            f"due_ns={self.due_ns}, stamp={self.stamp}, body of {len(self.body or b'')})"
         )
 
 

@@ -76,9 +76,13 @@ cdef inline int hex_digit(unsigned char c) noexcept:
     return c - c'a' + 10
 
 
-cdef inline unsigned char* put_mark(unsigned char* p, Entry* entry) noexcept:
+cdef inline unsigned char* put_mark(unsigned char* p, Entry* entry, int attempts_max) noexcept:
+    cdef int attempts = entry.attempts
+    if entry.state == IN_FLIGHT and 0 < attempts_max <= attempts:
+        # If a crash ends it, it did not fail: the next delivery is the last attempt again.
+        attempts = attempts_max - 1
     store_u64(p, <uint64_t>entry.index)
-    store_u16(p + 8, entry.attempts)
+    store_u16(p + 8, <uint16_t>attempts)
     store_u64(p + 10, <uint64_t>(~entry.due_ns if entry.kicked else entry.due_ns))
     return p + MARK_SIZE
 
@@ -1045,7 +1049,7 @@ cdef class Window(Entries):
                 runs.add(at, self.entries[slot].index)
             at = self.entries[slot].index + 1
             if self.entries[slot].attempts or self.entries[slot].kicked:
-                p = put_mark(p, &self.entries[slot])
+                p = put_mark(p, &self.entries[slot], self.attempts_max)
             slot = self.entries[slot].after
         if at < self.cursor:
             runs.add(at, self.cursor)
@@ -1061,7 +1065,7 @@ cdef class Window(Entries):
         for index in indexes:
             slot = self.find(index)
             if slot >= 0:
-                p = put_mark(p, &self.entries[slot])
+                p = put_mark(p, &self.entries[slot], self.attempts_max)
         return marks[:p - start]
 
     cdef int note_finished(self, int64_t start, int64_t end) except -1:

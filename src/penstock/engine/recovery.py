@@ -97,6 +97,7 @@ def open_data_path(components: Components) -> None:
     _lease(components, end)
     moves.settle()
     components.deferred.recover(fired)
+    components.drain.handover.resume()
     _add_listed(components, metadata, {folder.topic for folder in deleted})
     components.registry.save_all().add(lambda saved: _sweep(context, deleted, saved))
     open_stagings(components.staging)

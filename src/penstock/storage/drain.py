@@ -50,11 +50,6 @@ class HandoverIntent:
     count: int
     slots: tuple[tuple[int, tuple[Run, ...]], ...]
 
-    @property
-    def numbers(self) -> set[int]:
-        """The slots that the messages are in."""
-        return {number for number, _ in self.slots}
-
 
 @dataclass(frozen=True, slots=True)
 class DrainRecord:

@@ -105,7 +105,8 @@ def recover_topic(
     state, journal = recovery.open_journal()
     segments = recovery.open_segments(state.synced)
     end = max([base_floor, state.index_max, *(s.visible.end for s in segments)])
-    log = TopicLog(files, folder, instance, node_id, segments, end, segment_size_max)
+    removed_end = state.whole_from
+    log = TopicLog(files, folder, instance, node_id, segments, end, segment_size_max, removed_end)
     if segments and not segments[-1].sealed:
         log.resume(segments[-1], recovery.synced)
         recovery.settle_holes(log)

@@ -66,6 +66,7 @@ class TopicLog:
         segments: list[Segment],
         end: int,
         segment_size_max: int = ...,
+        removed_end: int = ...,
     ) -> None: ...
     @staticmethod
     def create(

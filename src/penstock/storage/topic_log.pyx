@@ -57,9 +57,11 @@ cdef class TopicLog:
     """Messages of a topic instance by index."""
 
     def __init__(self, Files files not None, str folder not None, uint64_t instance, int node_id,
-                 list segments not None, int64_t end, int64_t segment_size_max=SEGMENT_SIZE_MAX):
+                 list segments not None, int64_t end, int64_t segment_size_max=SEGMENT_SIZE_MAX,
+                 int64_t removed_end=0):
         cdef Segment segment
-        cdef int64_t written_end = 0
+        # Where the next segment's header says that the log ended: with none left, what was removed.
+        cdef int64_t written_end = removed_end
         self._files = files
         self._reader = LogReader(files)
         self._damage = {}

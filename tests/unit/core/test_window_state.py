@@ -315,6 +315,21 @@ def test_attempts_are_journaled_by_requeue_timeout_and_disconnect() -> None:
     assert read_marks(window.drain()[2]) == dict.fromkeys(range(4), (1, 0))
 
 
+def test_a_last_attempt_that_a_crash_ends_is_not_counted() -> None:
+    """R26: it is in flight when the journal is written, after an earlier one has failed."""
+    window = window_of(range(2))
+    window.set_policy(2, 0, 10, 0, 0)
+    consumer = consumer_of(window)
+    deliver(window, consumer)
+    window.requeue_index(consumer, 1, NODE_ID, 0)
+    redeliver(window, consumer)
+    assert window.describe(1) == ("in flight", 2, 0)
+    assert read_marks(window.snapshot()[2]) == {0: (1, 0), 1: (1, 0)}
+    assert read_marks(window.drain()[2]) == {1: (1, 0)}
+    window.requeue_index(consumer, 1, NODE_ID, 0)
+    assert window.buried_count == 1
+
+
 def test_attempts_of_what_is_in_flight_are_journaled_at_exit() -> None:
     """R11: mark_all() is for a clean exit; a message never delivered has nothing to tell."""
     window = Window(0)

@@ -59,7 +59,6 @@ class SlotLoader:
         self._pumping = False
         self._now_ns = 0
         self.far = False  # read slots that are not near too
-        self.held: set[int] = set()  # numbers of slots that must not be read (transfer.py)
 
     def add(self, file: SlotFile) -> None:
         """``file`` has records that are not in the schedule."""
@@ -70,7 +69,7 @@ class SlotLoader:
 
     @property
     def counted(self) -> bool:
-        return not (self._uncounted or self._broken or self.held)
+        return not (self._uncounted or self._broken)
 
     @property
     def _near_ns(self) -> int:

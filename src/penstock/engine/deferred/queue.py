@@ -133,8 +133,7 @@ class DeferredQueue:
         for number, file in self.table.files.items():
             if number in fired:
                 self.table.set_origins(file, list(fired[number]))
-            if number not in self.loader.held:
-                self.loader.add(file)
+            self.loader.add(file)
         self.opening.report_missing(fired)
         self._counts.settle()
 

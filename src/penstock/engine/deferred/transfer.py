@@ -4,8 +4,7 @@
                                            -> give_back   they fire here, when they are due
 
 Rule 1: what is taken does not fire here before it is given back.
-Rule 2: after a restart the slot files of an open handover are held: not read, so nothing of them
-        fires, until it is known which of their messages the other node has.
+Rule 2: what an open handover of an earlier process took is taken again when its slots are read.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.schedule import NEVER, Taken
 from penstock.core.slots import Due
-from penstock.engine.deferred.slot import SlotFile, SlotTable
-from penstock.storage.slots import SlotName
+from penstock.engine.deferred.slot import SlotTable
 
 if TYPE_CHECKING:
     from penstock.engine.context import Turns
@@ -105,34 +103,15 @@ class Transfer:
 
     # After a restart
 
-    def hold(self, numbers: Iterable[int]) -> None:
-        """Called before the queue recovers: do not read these slots."""
-        self._queue.loader.held.update(numbers)
+    def expect(self, slots: Slots) -> None:
+        """An earlier process took these; called when the queue has recovered, before it reads."""
+        for number, runs in slots:
+            if number in self._table.files:
+                self._table.files[number].expect(runs)
 
-    def settle_held(self, slots: Slots, then: Callable[[Exception | None], None]) -> None:
-        """The other node has these messages; ``then`` is called when that is durable here."""
-        names = [
-            (self._table.files[number].name, list(runs))
-            for number, runs in slots
-            if number in self._table.files
-        ]
-        work = partial(self._append_fired, names)
-        self._table.disk.submit(work, lambda _, error: then(error))
-
-    def _append_fired(self, slots: list[tuple[SlotName, list[tuple[int, int]]]]) -> None:
-        # On a disk thread; nothing else writes the checkpoints of a file that is not read yet.
-        store = self._table.store
-        for name, runs in slots:
-            ordinals = [n for first, count in runs for n in range(first, first + count)]
-            store.append_fired(name, ordinals, fresh=False)
-        store.sync_names()
-
-    def release_held(self) -> None:
-        """It is known which messages are the other node's: read the slots."""
-        loader = self._queue.loader
-        held, loader.held = loader.held, set()
-        for number in held & self._table.files.keys():
-            file = self._table.files[number]
-            assert isinstance(file, SlotFile)
-            loader.add(file)
-        self._queue.wake()
+    def expected(self, slots: Slots) -> list[Due] | None:
+        """Those that are not done, without their bodies; None while their slots are not read."""
+        files = [self._table.files[n] for n, _ in slots if n in self._table.files]
+        if not all(file.counted for file in files):
+            return None
+        return [due for file in files for due in file.taken or ()]

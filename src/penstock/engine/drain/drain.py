@@ -82,7 +82,6 @@ class Drain:
             self._damage.report(DamageKind.NODE, "; ".join(found.problems), path=data.drain)
         self._record = found.record
         self._refuse(found.record.draining)
-        self.handover.resume()
         if found.stale:
             self._file.save()
         if found.record.draining:

@@ -16,7 +16,7 @@ Rule 2: the other node publishes a batch once, however often it is asked, so aft
 Rule 3: the name of a batch has a number that is never used again, and the intent names the node by
         its UUID: another node at the same address is not asked.
 Rule 4: until there is an intent everything can be undone: the messages are given back, and the
-        staging at the other node is never published.
+        staging at the other node is discarded, now or by the next batch, and never published.
 Rule 5: one batch at a time, bounded in messages and bytes; requests have timeouts, failures pauses.
 """
 
@@ -84,14 +84,14 @@ class Handover:
         self._busy = False
         self._pause_ns = 0
         self._dues: list[Due] = []  # taken, of the open intent or of the next one
-        self._held = False  # the open intent is an earlier process's
+        self._expecting = False  # those of an earlier process's intent, whose slots are not read
 
     def resume(self) -> None:
-        """There may be an intent of an earlier process; before the deferred queue recovers."""
+        """There may be an intent of an earlier process; when the deferred queue has recovered."""
         intent = self._home.record.intent
         if intent is not None:
-            self._held = True
-            self._transfer.hold(intent.numbers)
+            self._expecting = True
+            self._transfer.expect(intent.slots)
 
     @property
     def wanted(self) -> bool:
@@ -105,10 +105,19 @@ class Handover:
         self._busy = True
         record = self._home.record
         self._transfer.open(record.draining and bool(record.to))
-        if record.intent is not None:
-            self._identify(record.intent.address, partial(self._known, record.intent))
-        else:
+        if record.intent is None:
             self._identify(record.to, self._chosen)
+        elif self._expecting and not self._find_expected(record.intent):
+            self._turns.after(IDLE_NS, self._again)
+        else:
+            self._identify(record.intent.address, partial(self._known, record.intent))
+
+    def _find_expected(self, intent: HandoverIntent) -> bool:
+        dues = self._transfer.expected(intent.slots)
+        if dues is None:
+            return False
+        self._expecting, self._dues = False, dues
+        return True
 
     def stop(self) -> None:
         """Nothing more is handed over, except what has an intent."""
@@ -133,10 +142,7 @@ class Handover:
         self.send("GET", address, "/info", b"", answered)
 
     def _fail(self, error: str) -> None:
-        """Undo what can be undone, and try again after a pause."""
-        if self._home.record.intent is None and self._dues:
-            dues, self._dues = self._dues, []
-            self._transfer.give_back(dues)
+        """Try again after a pause."""
         if error != self.error:
             log.warning("NSQ: cannot hand over deferred messages: %s", error)
         self.error = error
@@ -183,9 +189,24 @@ class Handover:
         self, intent: HandoverIntent, then: Callable[[], None], status: int, fields: dict[str, Any]
     ) -> None:
         if status != 200:
-            self._fail(_text(intent.address, status, fields))
+            self._undo(intent, partial(self._fail, _text(intent.address, status, fields)))
         else:
             then()
+
+    def _undo(self, intent: HandoverIntent, then: Callable[[], None]) -> None:
+        """There is no intent yet: the messages stay here, and the staging is of no use.
+
+        It would expire after a day.  Until then it would take room, and that node could not be
+        drained.
+        """
+        dues, self._dues = self._dues, []
+        self._transfer.give_back(dues)
+        name = {"partition": 0, "attempt": intent.attempt}
+        body = {"query": intent.query, "batch": intent.batch, "stagings": [name]}
+        self.send(
+            *("POST", intent.address, "/staging/abort", json.dumps(body).encode()),
+            lambda _status, _fields: then(),
+        )
 
     def _seal(self, intent: HandoverIntent, part_count: int) -> None:
         where = {**_key(intent), "parts": part_count, "count": intent.count}
@@ -197,9 +218,7 @@ class Handover:
         current = record.draining and record.to == intent.address
         if not current or self._transfer.is_void(self._dues):
             # The drain was cancelled, or a topic deleted or emptied, while they were staged.
-            dues, self._dues = self._dues, []
-            self._transfer.give_back(dues)
-            self._again()
+            self._undo(intent, self._again)
             return
         recorded = replace(record, intent=intent, batch=record.batch + 1)
         self._home.change(recorded).add(partial(self._intended, intent))
@@ -231,7 +250,8 @@ class Handover:
 
     def _published(self, intent: HandoverIntent, status: int, fields: dict[str, Any]) -> None:
         if status == 200:
-            self._settle(intent)
+            dues, self._dues = self._dues, []
+            self._transfer.settle(dues, partial(self._done, intent, intent.count))
         elif status and fields.get("message") in UNKNOWN:
             log.warning(
                 "NSQ: %s does not have batch %d of the handover any more: %d messages stay here",
@@ -243,29 +263,12 @@ class Handover:
         else:
             self._fail(_text(intent.address, status, fields))
 
-    def _settle(self, intent: HandoverIntent) -> None:
-        done = partial(self._done, intent, intent.count)
-        if self._held:
-            self._transfer.settle_held(intent.slots, partial(self._settled_held, done))
-        else:
-            dues, self._dues = self._dues, []
-            self._transfer.settle(dues, done)
-
-    def _settled_held(self, done: Callable[[], None], error: Exception | None) -> None:
-        if error is not None:
-            self._fail(f"checkpoints cannot be written: {error}")
-        else:
-            done()
-
     def _done(self, intent: HandoverIntent, count: int) -> None:
         """The messages are the other node's, or ours again."""
         record = self._home.record
         handed_over = record.handed_over + count
         # Durable with the next intent, at the latest: until then it is asked for again.
         self._home.change(replace(record, intent=None, handed_over=handed_over))
-        if self._held:
-            self._held = False
-            self._transfer.release_held()
         self.error, self._pause_ns = "", 0
         self._again()
 

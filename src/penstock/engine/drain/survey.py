@@ -20,6 +20,8 @@ from penstock.engine.staging.area import Staging
 from penstock.engine.topic import Topic
 
 SLICE_NS = 1_000_000
+# Between two looks at the clock: 60 us.
+CHANNEL_COUNT_MAX = 100
 BLOCKED_COUNT_MAX = 100
 HOUR_MS = 3_600_000
 
@@ -98,15 +100,14 @@ class Survey:
         """Call ``then`` with what is left, unless a walk is in progress."""
         if not self._running:
             self._running = True
-            self._walk(iter(list(self._topics.values())), Left(), then)
+            left = Left()
+            self._walk(self._steps(left), left, then)
 
-    def _walk(self, topics: Iterator[BaseTopic], left: Left, then: Callable[[Left], None]) -> None:
+    def _walk(self, steps: Iterator[None], left: Left, then: Callable[[Left], None]) -> None:
         end_ns = self._clock.monotonic_ns() + SLICE_NS
-        for topic in topics:
-            if not topic.closed:
-                self._count(topic, left)
+        for _ in steps:
             if self._clock.monotonic_ns() >= end_ns:
-                self._turns.soon(partial(self._walk, topics, left, then))
+                self._turns.soon(partial(self._walk, steps, left, then))
                 return
         self._running = False
         left.counting = not self._deferred.empty
@@ -118,17 +119,22 @@ class Survey:
         if self._staging_count():
             return False
         left = Left()
-        for topic in self._topics.values():
-            self._count(topic, left)
-            if left.topics:
+        for _ in self._steps(left):
+            if left.topics or left.messages:
                 return False
         return self._deferred.empty
+
+    def _steps(self, left: Left) -> Iterator[None]:
+        """Count everything, some channels of a topic or all of them in each step."""
+        for topic in list(self._topics.values()):
+            if not topic.closed:
+                yield from self._count(topic, left)
 
     def _staging_count(self) -> int:
         staging = self._staging
         return staging.staging_count + len(staging.publications) + len(staging.published)
 
-    def _count(self, topic: BaseTopic, left: Left) -> None:
+    def _count(self, topic: BaseTopic, left: Left) -> Iterator[None]:
         before = left.messages
         if topic.depth:
             left.held += topic.depth
@@ -138,8 +144,11 @@ class Survey:
             elif not topic.channels:
                 why = "the topic has no channels"
             left.block(why, topic.depth, topic.name)
-        for channel in topic.channels.values():
-            _count_channel(topic, channel, left)
+        channels = list(topic.channels.values())
+        for start in range(0, len(channels), CHANNEL_COUNT_MAX):
+            for channel in channels[start : start + CHANNEL_COUNT_MAX]:
+                _count_channel(topic, channel, left)
+            yield
         deferred = self._deferred.tallies.count(topic.instance)
         if deferred:
             left.deferred += deferred
@@ -147,6 +156,7 @@ class Survey:
             left.deferred_until_ms = max(left.deferred_until_ms, last_ms + HOUR_MS)
         writing = topic.appender.count or (isinstance(topic, Topic) and not topic.writer.idle)
         left.topics += bool(writing or left.messages > before)
+        yield
 
 
 def _count_channel(topic: BaseTopic, channel: Channel, left: Left) -> None:
