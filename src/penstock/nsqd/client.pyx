@@ -58,6 +58,8 @@ cdef enum:
     # Bytes of a topic, or of all deferred messages, that wait to be written: above this their
     # producers are not read.
     PENDING_SIZE_MAX = 8 << 20
+    # Batches that a client waits for, one for each topic it publishes to: above this it is not read.
+    OWED_COUNT_MAX = 1024
     # What a client that waits for its replies does not send at once: above this, while the disk is
     # behind, it is not read.
     FLOOD_SIZE_MIN = 4 << 10
@@ -457,7 +459,8 @@ cdef class Client(Stream):
             self._choked or (self.waiting and left_size > BUFFERED_SIZE_MAX)
             or (self._resting and left_size > LEFT_SIZE_MAX))
         if scanner.owed and not full:
-            full = ((scanner.last is not None and scanner.last.size > PENDING_SIZE_MAX)
+            full = (len(scanner.owed) > OWED_COUNT_MAX
+                    or (scanner.last is not None and scanner.last.size > PENDING_SIZE_MAX)
                     or self._deferred.pending_size > PENDING_SIZE_MAX)
         if self.upgrade is not None and self.upgrade.pending:
             if not full and not self.is_stopped():
