@@ -21,7 +21,7 @@ def test_a_topic_is_strained_until_its_log_is_synced() -> None:
     topic.publish([b"x"])
     engine.settle()
     assert not appender.strained
-    seen = []
+    seen: list[bool] = []
     for _ in range(24):
         topic.publish([bytes(MIB)])
         while engine.turns.calls:
