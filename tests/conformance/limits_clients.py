@@ -120,3 +120,8 @@ tried_by(
     "1 ms",
     "tests.conformance.test_turns:test_a_flood_of_commands_does_not_stop_the_others",
 )
+tried_by(
+    "Batches that a client waits for, one for each topic",
+    "1,024",
+    "tests.unit.nsqd.test_client:test_replies_that_wait_for_batches_of_many_topics_are_bounded",
+)

@@ -96,7 +96,7 @@ class TurnEngine(Engine):
 
     def start(self) -> None:
         super().start()
-        self._services = Services(
+        self.services = Services(
             self.components,
             Clients(),
             self._loop,
@@ -108,7 +108,7 @@ class TurnEngine(Engine):
 
     def connect(self) -> Peer:
         ours, theirs = socket.socketpair()
-        client = Client(self._services)
+        client = Client(self.services)
         client.open(theirs)
         self._served.append(theirs)
         peer = Peer(ours)
@@ -125,9 +125,13 @@ class TurnEngine(Engine):
         self._served.clear()
         self._poller.close()
 
+    def readable(self) -> list[Callable[[], None]]:
+        """What the loop would call for descriptors that are readable."""
+        return self._loop.readable()
+
     def settle(self) -> None:
         for _ in range(TURN_COUNT_MAX):
-            steps: list[Callable[[], object]] = [*self._loop.readable()]
+            steps: list[Callable[[], object]] = [*self.readable()]
             if self.turns.calls:
                 steps.append(self.turns.calls.popleft)
             if self.disk.works:
@@ -149,6 +153,13 @@ class Peer:
         self._socket.setblocking(False)
         self._received = b""
         self.closed = False
+
+    def send_some(self, data: bytes) -> int:
+        """What the kernel has room for; how many bytes that were."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
 
     def send(self, data: bytes) -> None:
         """All of it: the kernel has room for what a test sends."""

@@ -32,6 +32,9 @@ cdef extern from "Python.h":
 
 cdef enum:
     CAPACITY_MIN = 4096
+    # Below this a sealed batch is copied: cut to size it would leave holes too small for the next
+    # batch between those that many topics keep.
+    COPY_SIZE_MAX = CAPACITY_MIN // 2
     CAPACITY_FIRST_MAX = 1 << 20    # the most that a new batch allocates at once
 
 INDEX_BITS = ID_INDEX_BITS
@@ -185,10 +188,13 @@ cdef class Appender:
         """Close the open batch and return it."""
         cdef Batch batch
         assert self.count
-        # The batch was built inside a bytes object: cutting it to size copies nothing.
-        _PyBytes_Resize(&self.payload, self.size)
         batch = Batch.__new__(Batch)
-        batch.payload = <bytes>self.payload
+        if self.size <= COPY_SIZE_MAX:
+            batch.payload = PyBytes_AS_STRING(<object>self.payload)[:self.size]
+        else:
+            # The batch was built inside a bytes object: cutting it to size copies nothing.
+            _PyBytes_Resize(&self.payload, self.size)
+            batch.payload = <bytes>self.payload
         Py_XDECREF(self.payload)
         self.payload = NULL
         self.buffer = NULL

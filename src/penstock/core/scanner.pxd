@@ -12,6 +12,12 @@ cdef struct Token:
 # advance() returns this when it stopped before the input was used up.
 cdef object WORKED
 
+cdef enum:
+    # Commands after which advance() returns, about a millisecond.  Counted rather than timed: on a
+    # busy machine turns would end early, and each end copies the bytes that are left.  A packet
+    # full of FINs is just below it.
+    WORK_COUNT_MAX = 12_800
+
 
 cdef class Owed:
     cdef readonly Ticket ticket  # of the batch that the messages are in
@@ -59,11 +65,11 @@ cdef class Scanner:
 
     cdef int64_t now_ns      # monotonic, of the current call
     cdef int64_t wall_ns     # wall clock, of the current call
-    cdef int64_t work_count  # commands run by the current call
+    cdef int64_t work_count  # what the current call has done, in commands
 
     cdef int take_in(self, owner, const unsigned char* data, Py_ssize_t size) except -1
     cpdef object next(self, int64_t now_ns, int64_t wall_ns)
-    cdef object advance(self, int64_t now_ns, int64_t wall_ns)
+    cdef object advance(self, int64_t now_ns, int64_t wall_ns, int64_t work_max)
     cdef object step(self)
     cdef object run_line(self, Py_ssize_t line_size)
     cdef object _run_rare(self, Token* tokens, int count, Py_ssize_t body_at)

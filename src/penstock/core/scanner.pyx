@@ -48,11 +48,8 @@ cdef enum:
     # Bodies that Python parses; nsqd accepts up to --max-body-size.
     IDENTIFY_SIZE_MAX = 65536
     AUTH_SIZE_MAX = 8192
-    # Commands after which advance() returns, about a millisecond.  Counted rather than timed: on a
-    # busy machine turns would end early, and each end copies the bytes that are left.  A packet
-    # full of FINs is just below it.
-    WORK_COUNT_MAX = 12_800
     MULTI_COUNT = 4     # messages of an MPUB that count as one command
+    BATCH_COUNT = 256   # as many commands counts the first message of a batch, which is to be written
 
 cdef enum:
     PARSED
@@ -202,17 +199,17 @@ cdef class Scanner:
         """Run commands up to one that Python executes; None when more input is needed."""
         cdef object result = WORKED
         while result is WORKED:
-            result = self.advance(now_ns, wall_ns)
+            result = self.advance(now_ns, wall_ns, WORK_COUNT_MAX)
         return result
 
-    cdef object advance(self, int64_t now_ns, int64_t wall_ns):
-        # next(), but returns WORKED after a bounded amount of work.
+    cdef object advance(self, int64_t now_ns, int64_t wall_ns, int64_t work_max):
+        # next(), but returns WORKED after about ``work_max`` commands.
         cdef object result = CONTINUE
         self.now_ns = now_ns
         self.wall_ns = wall_ns
         self.work_count = 0
         while result is CONTINUE:
-            if self.work_count >= WORK_COUNT_MAX:
+            if self.work_count >= work_max:
                 return WORKED
             result = self.step()
         if result is MORE:
@@ -502,6 +499,8 @@ cdef class Scanner:
     cdef int owe(self, Appender appender, int64_t count, str command) except -1:
         cdef Owed owed
         self.last_published += count
+        if appender.count == count:
+            self.work_count += BATCH_COUNT
         if self.owed:
             owed = <Owed>self.owed[len(self.owed) - 1]
             if owed.ticket is appender.ticket and owed.command is command:

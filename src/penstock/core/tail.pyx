@@ -11,6 +11,12 @@ cdef enum:
     # A consumer that is further behind reads 256 KiB at a time from the page cache, which costs
     # 0.05 us a message of 200 bytes: a larger cache would gain nothing.
     TOPIC_SIZE_MAX = 1 << 20
+    # What a block takes besides its data: of one small message more than that.
+    BLOCK_SIZE = 200
+
+
+cdef inline Py_ssize_t size_of(Block block) noexcept:
+    return len(block.data) + BLOCK_SIZE
 
 
 cdef class TailBudget:
@@ -28,7 +34,7 @@ cdef class Tail:
         self.blocks = []
 
     cpdef add(self, Block block):
-        cdef Py_ssize_t size = len(block.data)
+        cdef Py_ssize_t size = size_of(block)
         self.blocks.append(block)
         self.size += size
         self.budget.size += size
@@ -56,7 +62,7 @@ cdef class Tail:
         for block in self.blocks:
             if (<Block>block).end_index() > end:
                 break
-            size += len((<Block>block).data)
+            size += size_of(block)
         if size:
             self.trim(self.size - size)
 
@@ -67,7 +73,7 @@ cdef class Tail:
         # Drop the oldest blocks, many at once so that it costs little per block.
         cdef Py_ssize_t drop = 0, size
         while drop < len(self.blocks) and self.size > size_max:
-            size = len((<Block>self.blocks[drop]).data)
+            size = size_of(self.blocks[drop])
             self.size -= size
             self.budget.size -= size
             drop += 1

@@ -28,11 +28,25 @@ cdef class Ticket:
         first = self.first
         cdef list waiters = self.waiters
         self.first = self.waiters = None
-        if first is not None:
-            first(self)
-        if waiters is not None:
-            for waiter in waiters:
-                waiter(self)
+        if waiters is None:
+            if first is not None:
+                first(self)
+        else:
+            waiters.insert(0, first)
+            call_all(waiters, self)
+
+
+cdef int call_all(list waiters, Ticket ticket) except -1:
+    # Each of them, though one raises an exception: it has nothing to do with the others.
+    cdef object defect = None
+    for waiter in waiters:
+        try:
+            waiter(ticket)
+        except Exception as error:
+            defect = error
+    if defect is not None:
+        raise defect
+    return 0
 
 
 def settled():

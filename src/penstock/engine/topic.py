@@ -643,6 +643,7 @@ class Topic(BaseTopic):
 
     def close(self) -> None:
         super().close()
+        self.writer.close()
         self.removal.retained.close()
 
     def retire(self) -> bool:

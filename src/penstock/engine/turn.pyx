@@ -22,8 +22,9 @@ from penstock.engine.scan import WALL_POLL_NS
 from penstock.engine.writer import SYNC_SPACING_NS
 
 cdef enum:
-    # Channels served before the loop polls its sockets again.
-    PUMP_COUNT_MAX = 256
+    # How long channels are served before the loop polls its sockets again.  Most take microseconds,
+    # one with a backlog and many consumers a millisecond.
+    PUMP_NS = 1_000_000
 
 # Deferred publishes fired at once: reading their bodies back takes one or two milliseconds.
 FIRE_COUNT_MAX = 256
@@ -153,13 +154,21 @@ cdef class Turn:
 
     cdef int pump(self) except -1:
         cdef list woken = self._woken
-        now_ns = self._clock.monotonic_ns()
-        self._woken = woken[PUMP_COUNT_MAX:]
-        for channel in woken[:PUMP_COUNT_MAX] if len(woken) > PUMP_COUNT_MAX else woken:
+        cdef Py_ssize_t served = 0
+        cdef int64_t started_ns = self._clock.monotonic_ns()
+        cdef int64_t now_ns = started_ns
+        self._woken = []
+        for channel in woken:
             try:
                 channel.pump(now_ns)
             except Exception:
                 self._supervisor.defect(channel.name)
+            served += 1
+            if served < len(woken):
+                now_ns = self._clock.monotonic_ns()
+                if now_ns - started_ns >= PUMP_NS:
+                    self._woken = woken[served:] + self._woken
+                    break
         return 0
 
     def _flush_deferred(self):

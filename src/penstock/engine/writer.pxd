@@ -75,7 +75,7 @@ cdef class TopicWriter:
     cpdef flush(self, bint alone=*)
     cpdef start_sync(self)
     cdef bint _seal_later(self) except -1
-    cdef int _relieve(self) except -1
+    cdef int _relieve(self, error) except -1
     cdef Batch take_next(self)
     cdef int64_t fired_count(self) except -1
     cdef int ended(self, Batch batch) except -1

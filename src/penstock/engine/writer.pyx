@@ -148,6 +148,10 @@ cdef class TopicWriter:
         self._open = True
         self.flush()
 
+    def close(self):
+        """The topic is gone: nobody waits for its disk any more."""
+        self.appender.strain(False)
+
     def fire(self, list dues not None):
         """Append deferred messages, all of one slot, that are due."""
         self._fired.append(dues)
@@ -415,15 +419,18 @@ cdef class TopicWriter:
             ticket, self._roll_ticket = self._roll_ticket, None
             ticket.settle(error)
         self._resume()
-        self._relieve()
+        self._relieve(error)
 
-    cdef int _relieve(self) except -1:
+    cdef int _relieve(self, error) except -1:
         # Clients that flood are read again once the disk has caught up.
         if not self.appender.strained or self._exclusive:
             return 0
-        if self.log.extent.unsynced_bytes() <= RELIEF_SIZE:
+        if self.log.extent.unsynced_bytes() <= RELIEF_SIZE or self._topic.closed:
             return self.appender.strain(False)
-        self.start_sync()
+        if error is None:
+            self.start_sync()
+        else:
+            self._unsynced.add(self._topic)     # the next round tries again
         return 0
 
     def _apply(self, token):
@@ -480,7 +487,7 @@ cdef class TopicWriter:
         self._syncing = False
         self._end_sync(waiting, token, error)
         self._resume()
-        self._relieve()
+        self._relieve(error)
 
     cdef int _end_sync(self, Waiting waiting, token, error) except -1:
         self._sync_times.put(self._clock.monotonic_ns() - self._sync_ns)
@@ -506,10 +513,13 @@ cdef class TopicWriter:
         if token is not None:
             self._apply(token)
             self.start_sync()  # truncates the old file, and lets segments be removed again
+        elif self.pending() and (
+                self.log.full or self.log.extent.unsynced_bytes() > DIRTY_SIZE_MAX):
+            self._fail(self.take_next(), error)  # it cannot be written before there was a sync
         self._topic.record_write(error)
         self._settle(waiting, error)
         self._resume()
-        self._relieve()
+        self._relieve(error)
 
     def _settle(self, Waiting waiting, error):
         cdef Batch batch

@@ -39,9 +39,12 @@ cdef class Poller:
     cdef int _set                     # descriptor of the epoll set
     cdef list _endpoints              # Endpoint by descriptor, or None
     cdef list _calls                  # to be called in this turn, after received data is handled
+    cdef list _left                   # to be called in this turn or later, as far as there is time
     cdef list _unsent                 # Endpoints with output
     cdef bint _running                # a turn runs
     cdef bint _asked                  # the loop will call run()
+    cdef int sharing                  # clients among which the time of this turn is divided
+    cdef int64_t work_count           # commands executed in this turn; counted by clients
     cdef bint expecting               # a client is about to send; set by clients too
     cdef epoll_event[EVENT_COUNT_MAX] _events
     cdef int _event_at                # the next event to handle
@@ -51,10 +54,12 @@ cdef class Poller:
     cdef int add(self, int fd, Endpoint endpoint, uint32_t events) except -1
     cdef int change(self, int fd, uint32_t events) except -1
     cdef int remove(self, int fd) except -1
+    cpdef later(self, call)
     cdef int flush_later(self, Endpoint endpoint) except -1
     cdef int _ask(self) except -1
     cdef int _run(self, bint readable) except -1
     cdef int _turn(self, bint readable) except -1
+    cdef int _go_on(self) except -1
     cdef bint _guess(self) except -1
     cdef int _receive(self) except -1
     cdef int _call(self) except -1

@@ -1,13 +1,14 @@
 # The turn of the sockets: an epoll set of our own, whose descriptor is one reader of the loop.
 #
-#     turn:   receive   each ready socket: read, execute
+#     turn:   go on     clients with more to execute than one slice, and clients that are gone
+#             receive   each ready socket: read, execute
 #             call      what was asked for meanwhile: write batches, answer, deliver (engine/turn.py)
 #             send      each client with output: one system call
 #
 # Rule 1: the order is fixed (R28): all that is received in one turn shares one write a topic, and
 #         all output of one client in a turn is sent at once.
-# Rule 2: a turn is bounded (R29): bytes, and time.  Sockets that are left over come first in the
-#         next turn, after HTTP and timers had theirs.
+# Rule 2: a turn is bounded (R29): bytes, work, and time.  What is left over comes first in the next
+#         turn, after HTTP and timers had theirs.
 # Rule 3: a descriptor is removed from the set before it is closed.
 
 import os
@@ -16,6 +17,7 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint32_t
 from posix.unistd cimport close
 
+from penstock.core.scanner cimport WORK_COUNT_MAX
 from penstock.net.lookout cimport PATIENCE_NS, Lookout, monotonic_ns
 
 cdef extern from "<sys/epoll.h>" nogil:
@@ -33,6 +35,13 @@ cdef enum:
     TURN_SIZE_MAX = 256 << 10
     SHARE_SIZE_MIN = 4 << 10
     TURN_NS = 2_000_000
+    # Work of one turn, in commands (core/scanner.pyx): with it comes what the batches cost that are
+    # written at its end, which no clock has seen yet.
+    TURN_WORK_MAX = 2 * WORK_COUNT_MAX
+    # How long one turn goes on with what did not fit into earlier ones.
+    LEFT_NS = 1_000_000
+    # How long one turn sends: that is a hundred clients at least.
+    SEND_NS = 1_000_000
     # Turns in a row that read the socket of a lone client without asking epoll.
     GUESS_COUNT_MAX = 8
     # With --busy-poll: how long to poll for a lone client's next packet.
@@ -79,7 +88,9 @@ cdef class Poller:
         self._set = check(epoll_create1(EPOLL_CLOEXEC))
         self._endpoints = []
         self._calls = []
+        self._left = []
         self._unsent = []
+        self.sharing = 1
         loop.add_reader(self._set, self.run)
 
     def close(self):
@@ -129,6 +140,11 @@ cdef class Poller:
         check(epoll_ctl(self._set, EPOLL_CTL_DEL, fd, &event))
         return 0
 
+    cpdef later(self, call):
+        """Call in the next turn that has time for it; such calls are made in order."""
+        self._left.append(call)
+        self._ask()
+
     cdef int flush_later(self, Endpoint endpoint) except -1:
         # At the end of this turn.
         if not endpoint.unsent_noted:
@@ -165,16 +181,39 @@ cdef class Poller:
                 self._turn(True)
         finally:
             self._running = False
-        if self._calls or self._unsent or self._is_busy():
+        if self._calls or self._left or self._unsent or self._is_busy():
             self._ask()
         return 0
 
     cdef int _turn(self, bint readable) except -1:
         self.expecting = False
+        self.work_count = 0
+        self._go_on()
         if self._event_at < self._event_count or (readable and not self._guess()):
             self._receive()
         self._call()
         self._send()
+        return 0
+
+    cdef int _go_on(self) except -1:
+        # Fifty clients that had a slice each held up the loop for 50 ms.
+        cdef list calls
+        cdef Py_ssize_t done = 0
+        cdef int64_t end_ns
+        if not self._left:
+            return 0
+        calls, self._left = self._left, []
+        self.sharing = len(calls)
+        end_ns = monotonic_ns() + LEFT_NS
+        for call in calls:
+            try:
+                call()
+            except Exception:
+                self._supervisor.defect("turn")
+            done += 1
+            if self.work_count >= TURN_WORK_MAX or monotonic_ns() >= end_ns:
+                break
+        self._left = calls[done:] + self._left
         return 0
 
     cdef bint _guess(self) except -1:
@@ -187,6 +226,7 @@ cdef class Poller:
             self._guess_count = 0
             return False
         self._guess_count += 1
+        self.sharing = 1
         return (<Endpoint>self._endpoints[fd]).ready(EPOLLIN, TURN_SIZE_MAX) != 0
 
     cdef int _receive(self) except -1:
@@ -206,7 +246,8 @@ cdef class Poller:
                     check(count)
                 return 0
             self._event_count = count
-        share = max(<Py_ssize_t>SHARE_SIZE_MIN, TURN_SIZE_MAX // (self._event_count - self._event_at))
+        self.sharing = self._event_count - self._event_at
+        share = max(<Py_ssize_t>SHARE_SIZE_MIN, TURN_SIZE_MAX // self.sharing)
         end_ns = monotonic_ns() + TURN_NS
         while self._event_at < self._event_count:
             fd = self._events[self._event_at].data.fd
@@ -222,7 +263,8 @@ cdef class Poller:
             except Exception:
                 self._supervisor.defect(f"fd={fd}")
             handled += 1
-            if handled & 7 == 0 and monotonic_ns() >= end_ns:
+            if (self.work_count >= TURN_WORK_MAX
+                    or (handled & 7 == 0 and monotonic_ns() >= end_ns)):
                 break
         return 0
 
@@ -242,17 +284,24 @@ cdef class Poller:
     cdef int _send(self) except -1:
         cdef list unsent
         cdef Endpoint endpoint
+        cdef Py_ssize_t done = 0
+        cdef int64_t end_ns
         if not self._unsent:
             return 0
         unsent, self._unsent = self._unsent, []
         self.expecting = True
         self._lookout.replied()
+        end_ns = monotonic_ns() + SEND_NS
         for endpoint in unsent:
             endpoint.unsent_noted = False
             try:
                 endpoint.flush()
             except Exception:
                 self._supervisor.defect("output")
+            done += 1
+            if done & 7 == 0 and monotonic_ns() >= end_ns:
+                self._unsent = unsent[done:] + self._unsent
+                break
         return 0
 
     # ---- busy polling
@@ -268,7 +317,7 @@ cdef class Poller:
         cdef bint busy = self._is_busy()
         if not busy and not (self.expecting and lookout.due()):
             return False
-        if self._event_at < self._event_count or self._calls or self._unsent:
+        if self._event_at < self._event_count or self._calls or self._left or self._unsent:
             return False
         end_ns = monotonic_ns() + PATIENCE_NS
         with nogil:

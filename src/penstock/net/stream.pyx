@@ -5,13 +5,14 @@
 # A subclass says whether the socket is read (is_read), and is called with what happens: received(),
 # ended(), filled(), emptied(), lost().
 #
-# Rule 1: a lost connection is reported once, in a later call of the loop, never from inside of a
-#         call of the subclass.
+# Rule 1: a lost connection is reported once, in a later turn, never from inside of a call of the
+#         subclass.
 # Rule 2: epoll reports errors and hang-ups again and again and cannot be told not to: a socket that
 #         is not being read is given up at once.
 # Rule 3: above OUTPUT_SIZE_MAX the output is full, until it is a quarter of that.
 
 import os
+from functools import partial
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -201,7 +202,7 @@ cdef class Stream(Endpoint):
             self.link = Link.LOSING
             self._events = 0
             self._poller.remove(self._fd)
-            self._loop.call_soon(self._lost, error)
+            self._poller.later(partial(self._lost, error))
         return 0
 
     def _lost(self, error):

@@ -19,8 +19,8 @@
 # Rule 1: commands run in order.  While one waits, none is executed; input is buffered.
 # Rule 2: while too much input waits to be executed, or too much published data waits to be written,
 #         the socket is not read.
-# Rule 3: one client's commands run for a slice of time; the remainder of a packet is executed in
-#         later turns, with other clients' in between.
+# Rule 3: one client's commands run for a slice of time, which is shorter if many are active; the
+#         remainder of a packet is executed in later turns, with other clients' in between.
 # Rule 4: a client that does not read its replies is not read either: above a limit nothing more is
 #         executed.  Commands without a reply still are: a consumer that reads large messages slowly
 #         must get its FINs through, or they would time out.
@@ -34,7 +34,7 @@ import logging
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT64_MAX, int64_t
 
-from penstock.core.scanner cimport WORKED, Owed, Scanner
+from penstock.core.scanner cimport WORK_COUNT_MAX, WORKED, Owed, Scanner
 from penstock.core.window cimport Consumer
 from penstock.net.lookout cimport monotonic_ns
 from penstock.net.stream cimport Link, Stream, Then
@@ -58,14 +58,20 @@ cdef enum:
     # Bytes of a topic, or of all deferred messages, that wait to be written: above this their
     # producers are not read.
     PENDING_SIZE_MAX = 8 << 20
+    # Batches that a client waits for, one for each topic it publishes to: above this it is not read.
+    OWED_COUNT_MAX = 1024
     # What a client that waits for its replies does not send at once: above this, while the disk is
     # behind, it is not read.
     FLOOD_SIZE_MIN = 4 << 10
     # Replies added to an output that is already full, before nothing more is executed.
     REPLIES_SIZE_MAX = 64 << 10
+    # Input buffered for the next slice.
+    LEFT_SIZE_MAX = 64 << 10
     # How long one turn executes commands in Python for one client; the scanner has its own
     # limit.  Without it, a packet of 2,000 PUBs to new topics blocked the loop for seconds.
     SLICE_NS = 1_000_000
+    # Commands in one turn of each of many clients.
+    WORK_COUNT_MIN = 512
     # The buffered part of an incomplete command counts in the budget from this size on.  The end
     # of a packet of small messages is smaller.
     NOTED_SIZE_MIN = 4 << 10
@@ -360,16 +366,19 @@ cdef class Client(Stream):
         cdef int64_t now_ns = self._clock.monotonic_ns()
         cdef int64_t wall_ns = self._clock.wall_ns()
         cdef int64_t end_ns = 0
+        cdef int sharing = self._poller.sharing
+        cdef int64_t work_max = max(<int64_t>WORK_COUNT_MIN, WORK_COUNT_MAX // sharing)
         self._running = True
         while not self.is_closed() and not self.is_stopped():
-            command = scanner.advance(now_ns, wall_ns)
+            command = scanner.advance(now_ns, wall_ns, work_max)
+            self._poller.work_count += scanner.work_count
             if command is None:
                 break
             if command is WORKED:
                 self._continue_later()
                 break
             if not end_ns:
-                end_ns = monotonic_ns() + SLICE_NS
+                end_ns = monotonic_ns() + SLICE_NS // sharing
             self._execute(command)
             wall_ns = self._clock.wall_ns()
             if not self.waiting and not self.is_closed() and monotonic_ns() >= end_ns:
@@ -429,7 +438,7 @@ cdef class Client(Stream):
 
     cdef int _continue_later(self) except -1:
         self._resting = True
-        self._loop.call_soon(self._resume)
+        self._poller.later(self._resume)
         return 0
 
     def _resume(self):
@@ -445,10 +454,13 @@ cdef class Client(Stream):
     cdef int _hold_back(self, Py_ssize_t size) except -1:
         # Pause reading while input cannot be executed or stored; ``size`` bytes were received.
         cdef Scanner scanner = self.scanner
-        cdef bint full = self._choked or (
-            self.is_stopped() and scanner.end - scanner.at > BUFFERED_SIZE_MAX)
+        cdef Py_ssize_t left_size = scanner.end - scanner.at
+        cdef bint full = (
+            self._choked or (self.waiting and left_size > BUFFERED_SIZE_MAX)
+            or (self._resting and left_size > LEFT_SIZE_MAX))
         if scanner.owed and not full:
-            full = ((scanner.last is not None and scanner.last.size > PENDING_SIZE_MAX)
+            full = (len(scanner.owed) > OWED_COUNT_MAX
+                    or (scanner.last is not None and scanner.last.size > PENDING_SIZE_MAX)
                     or self._deferred.pending_size > PENDING_SIZE_MAX)
         if self.upgrade is not None and self.upgrade.pending:
             if not full and not self.is_stopped():
@@ -752,7 +764,7 @@ cdef class Client(Stream):
         # Continue in another turn with input that is too large to decompress in one.
         if not self._unpacking:
             self._unpacking = True
-            self._loop.call_soon(self._unpack)
+            self._poller.later(self._unpack)
         return 0
 
     def _unpack(self):

@@ -228,6 +228,7 @@ cdef class NativeThreads:
         cdef Job* job
         cdef Job* first = NULL
         cdef Job* after
+        cdef object defect = None
         read(self.fd, &count, sizeof(count))
         pthread_mutex_lock(&self._mutex)
         job, self._done = self._done, NULL
@@ -248,7 +249,12 @@ cdef class NativeThreads:
             else:
                 self._took(job.took_ns)
             free(job)
-            done(error)
+            try:
+                done(error)
+            except Exception as raised:
+                defect = raised     # of one topic; the others wait for theirs
+        if defect is not None:
+            raise defect
 
     def close(self):
         """Wait until all jobs have ended, and end the threads."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from penstock.core.block import Block
 from penstock.core.tail import Tail, TailBudget
 from tests.support.blocks import block_of
@@ -51,6 +53,19 @@ def test_a_topic_keeps_its_newest_megabyte() -> None:
         assert budget.size <= (1 << 20) + 20_000
     assert budget.size > 1 << 18
     assert tail.find(0) is None and tail.find(999 - (1 << 18) // 10_100) is not None
+
+
+def test_small_blocks_count_with_what_they_take_besides_their_data() -> None:
+    """A million messages of a byte, one a block, were 64 MB by their data and 500 MB of memory."""
+    budget = TailBudget()
+    tail = Tail(budget)
+    blocks = [wide(index, 1) for index in range(1000)]
+    for block in blocks:
+        tail.add(block)
+    assert budget.size >= sum(sys.getsizeof(block) + sys.getsizeof(block.data) for block in blocks)
+    for index in range(1000, 10_000):
+        tail.add(wide(index, 1))
+    assert budget.size <= 1 << 20 and tail.find(1000) is None
 
 
 def test_past_the_budget_of_all_topics_nothing_is_kept() -> None:

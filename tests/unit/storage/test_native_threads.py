@@ -176,3 +176,21 @@ def test_what_cannot_be_cut_off_is_told() -> None:
         os.close(writing)
     assert isinstance(found[0], UncutError)
     threads.close()
+
+
+def test_a_callback_that_raises_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    threads = NativeThreads()
+    ended: list[int] = []
+
+    def done(number: int) -> None:
+        ended.append(number)
+        if number == 1:
+            raise RuntimeError("broken")
+
+    with (tmp_path / "file").open("wb") as file:
+        for number in range(3):
+            threads.sync(file.fileno(), lambda _, number=number: done(number))
+        with pytest.raises(RuntimeError, match="broken"):
+            threads.close()  # waits for all of them
+    assert sorted(ended) == [0, 1, 2]
+    threads.close()
