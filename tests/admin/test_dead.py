@@ -113,6 +113,30 @@ def test_nothing_happens_when_nothing_is_selected(tab: Tab, cluster: Cluster) ->
     assert buried(cluster, "dead.none") == 1
 
 
+def test_a_page_that_is_not_live_does_not_fetch_itself_again(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.still", b"x")
+    opened(tab, cluster, "dead.still")
+    tab.click("Kick")
+    assert "no message was selected" in result(tab)
+    tab.page.wait_for_timeout(1500)  # a live page does so a second after an action
+    tab.check()
+
+
+def test_enter_in_a_field_does_nothing(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.enter", b"x")
+    opened(tab, cluster, "dead.enter")
+    tab.page.locator("article.message").get_by_role("checkbox").check()
+    tab.page.get_by_label("Topic", exact=True).press("Enter")
+    tab.click("Discard…")
+    tab.page.get_by_label("to confirm").fill("c")
+    tab.page.get_by_label("to confirm").press("Enter")
+    tab.page.wait_for_timeout(300)
+    assert tab.page.locator(".banner.outcome").count() == 0
+    assert buried(cluster, "dead.enter") == 1
+    tab.page.get_by_role("button", name="Discard", exact=True).press("Enter")
+    assert "1 discarded, 0 left" in result(tab)
+
+
 def test_messages_are_moved_to_a_topic(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.moved", *[b"%d" % i for i in range(5)])
     opened(tab, cluster, "dead.moved")

@@ -46,9 +46,9 @@ export class Live {
     this.#show();
   }
 
-  // Fetch now instead of after the interval.
+  // Fetch now instead of after the interval.  A page without a sign is not live.
   async update() {
-    if (this.#fetching) return;
+    if (this.#sign === null || this.#fetching) return;
     clearTimeout(this.#timer);
     this.#fetching = true;
     try {
