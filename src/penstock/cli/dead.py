@@ -32,7 +32,7 @@ from penstock.cli.node_commands import (
     check_nodes,
     report_failures,
 )
-from penstock.cli.tool import Signals, ToolError, start_tool
+from penstock.cli.tool import Signals, confirmed, start_tool
 from penstock.errors import OptionError
 from penstock.settings.table import boolean, integer, string
 from penstock.storage.text import time_of
@@ -46,7 +46,11 @@ ACTIONS = (LIST, *DONE)
 REASONS = ("attempts", "bury", "expired")
 STATUSES = (
     (0, "done on all nodes"),
-    (1, "a node failed, or none was found, or the answer was no, or flags do not fit together"),
+    (
+        1,
+        "a node failed, or none was found, or an id is not buried, or the answer was no, or flags"
+        " do not fit together",
+    ),
     (2, "wrong usage of the command line"),
 )
 WORDS = """\
@@ -170,27 +174,28 @@ async def run(action: str, ids: Sequence[str], options: DeadOptions, signals: Si
     elif options.stop:
         failed += await dead.end(action, found)
     elif found:
-        if action == "discard" and not options.yes and not confirmed(counted, ids, options):
-            return 1
+        if action == "discard" and not options.yes:
+            for answer in counted:
+                if answer.ok:
+                    print(f"{answer.node}: {answer.body['count']} buried", file=sys.stderr)
+            if not await confirmed(question_of(counted, ids, options), signals.stop):
+                print("nothing was discarded", file=sys.stderr)
+                return 1
         failed += await dead.act(action, found, ids)
     if signals.stop.is_set():
         print("interrupted", file=sys.stderr)
         return 1
+    missing_count = len(set(ids)) - dead.done_count
+    if missing_count > 0 and not failed:
+        print(f"{missing_count} of {len(set(ids))} ids are not buried there", file=sys.stderr)
+        return 1
     return report_failures(nodes, failed)
 
 
-def confirmed(counted: Sequence[NodeAnswer], ids: Sequence[str], options: DeadOptions) -> bool:
-    """Whether the person at the terminal says yes."""
-    if not sys.stdin.isatty():
-        raise ToolError("standard input is not a terminal: --yes is required")
-    for answer in counted:
-        if answer.ok:
-            print(f"{answer.node}: {answer.body['count']} buried", file=sys.stderr)
+def question_of(counted: Sequence[NodeAnswer], ids: Sequence[str], options: DeadOptions) -> str:
     total = sum(int(answer.body["count"]) for answer in counted if answer.ok)
     what = len(ids) or min(options.count or total, total)
-    question = f"Discard {what} messages of topic={options.topic} channel={options.channel}? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return f"Discard {what} messages of topic={options.topic} channel={options.channel}?"
 
 
 class Dead:
@@ -200,6 +205,7 @@ class Dead:
         self._nodes = nodes
         self._options = options
         self._stop = signals.stop
+        self.done_count = 0
         self._place = {"topic": options.topic, "channel": options.channel}
         if options.reason:
             self._place["reason"] = options.reason
@@ -264,6 +270,7 @@ class Dead:
         left = self._options.count
         for node in addresses:
             done, remaining, answer = await self._act_on(node, action, ids, left)
+            self.done_count += done
             if answer is not None:
                 failed.append(answer)
             verb = DONE[action]
