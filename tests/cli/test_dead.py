@@ -169,6 +169,16 @@ def test_nothing_is_discarded_without_a_yes(pair: Pair) -> None:
     assert lines(done) == [f"{address(pair[0])}: discarded 2, 0 buried"]
 
 
+@pytest.mark.parametrize("arguments", ["dead kick", "policy set retain=1h", "drain a:1", "seek"])
+def test_help_is_printed_after_other_arguments_too(arguments: str) -> None:
+    program = " ".join(arguments.split()[:1])
+    for flag in ("-h", "--help"):
+        done = run_tool("penstock", *arguments.split(), flag)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.startswith(f"Usage: penstock {program}".encode())
+        assert b"Exit status:" in done.stdout
+
+
 def test_ctrl_c_at_the_question_discards_nothing(pair: Pair, tmp_path: Path) -> None:
     poison(pair[0], "asked", b"1")
     ours, theirs = pty.openpty()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from penstock.cli.flags import FlagTable, take_words
+from penstock.cli.flags import HELP, FlagTable, take_words
 from penstock.cli.node_commands import (
     NodeAnswer,
     NodeOptions,
@@ -56,9 +56,9 @@ class DrainOptions(NodeOptions):
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
 
-def flag_table() -> FlagTable[DrainOptions]:
+def flag_table(program: str = f"{PROGRAM} NODE...") -> FlagTable[DrainOptions]:
     return FlagTable(
-        f"{PROGRAM} NODE...",
+        program,
         DrainOptions,
         summary="Has nodes (HTTP, host:port) refuse publishes, deliver what they have, and end.",
         environment_prefix="PENSTOCK_DRAIN_",
@@ -68,11 +68,11 @@ def flag_table() -> FlagTable[DrainOptions]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    table = flag_table()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not {"-h", "-help", "--help"}.isdisjoint(arguments):
-        print(table.help(), end="")
+    if not HELP.isdisjoint(arguments):
+        print(flag_table().help(), end="")
         return 0
+    table = flag_table(PROGRAM)
     try:
         words, flags = take_words(table, arguments)
     except OptionError as error:
