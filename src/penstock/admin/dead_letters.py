@@ -89,7 +89,7 @@ async def view(
     messages = [message for page in pages.values() for message in page["messages"]]
     messages.sort(key=lambda message: int(message["buried_ms"]))
     return {
-        "warnings": [*warnings, *policy.warnings],
+        "warnings": list(dict.fromkeys((*sample.warnings, *warnings, *policy.warnings))),
         "topic": topic,
         "channel": channel,
         "counts": [{"node": parts[a].node, "count": page["count"]} for a, page in pages.items()],
