@@ -153,6 +153,19 @@ def test_messages_are_moved_to_a_topic(tab: Tab, cluster: Cluster) -> None:
         assert [m.body for m in client.finish_all(5)] == [b"%d" % i for i in range(5)]
 
 
+def test_a_move_that_fails_tells_what_was_moved_before(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.part", *[b"x"] * 1100)
+    cluster.create("dead.full", "again", on=(0,))
+    cluster.nsqds[0].http("PUT", "/policy?topic=dead.full", b'{"max_messages": 1}')
+    opened(tab, cluster, "dead.part")
+    tab.page.get_by_label("all", exact=True).check()
+    tab.page.get_by_label("Topic", exact=True).fill("dead.full")
+    tab.click("Move")
+    assert "but not all" in result(tab)
+    assert f"{cluster.node(0)}: 1024 moved, then topic is full (max_messages)" in result(tab)
+    assert buried(cluster, "dead.part") == 76
+
+
 def test_discarding_needs_the_name_of_the_channel(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.lost", b"x", b"y")
     opened(tab, cluster, "dead.lost")

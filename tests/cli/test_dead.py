@@ -194,6 +194,30 @@ def test_ctrl_c_at_the_question_discards_nothing(pair: Pair, tmp_path: Path) -> 
     assert buried(pair[0], "asked") == 1
 
 
+def test_a_move_that_fails_tells_what_is_left(pair: Pair) -> None:
+    first, _ = pair
+    poison(first, "part", b"1", b"2")
+    publish(first, "part.full", b"x")
+    first.http("PUT", "/policy?topic=part.full", b'{"max_messages": 1}')
+    done = dead("move", *place("part", first), "--to=part.full")
+    assert done.returncode == 1
+    assert lines(done) == [f"{address(first)}: moved 0, 2 buried"]
+    assert done.stderr.endswith(b": TOPIC_FULL: topic is full (max_messages)\n")
+
+
+def test_who_may_not_kick_is_told_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("admin admin-token-0\nread read-token-00\n")
+    (tmp_path / "reader").write_text("read-token-00\n")
+    with Nsqd(tmp_path / "a", f"--http-auth-token-file={tmp_path / 'tokens'}") as nsqd:
+        admin = {"Authorization": "Bearer admin-token-0"}
+        for path in ("/topic/create?topic=guarded", "/channel/create?topic=guarded&channel=c"):
+            assert nsqd.http("POST", path, headers=admin).status == 200
+        token = f"--nsqd-auth-token-file={tmp_path / 'reader'}"
+        done = dead("kick", *place("guarded", nsqd), token)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr == f"{address(nsqd)}: FORBIDDEN\n".encode()
+
+
 def test_an_id_that_is_not_buried_is_told(pair: Pair) -> None:
     known = poison(pair[0], "unknown", b"1")
     done = dead("kick", *place("unknown", *pair), *known, "0" * 16)

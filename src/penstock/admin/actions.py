@@ -242,7 +242,7 @@ class Actions:
         answers, failures = await request_all(nodes, act)
         outcome.results += [DaemonResult(to, text=text) for to, text in answers.items()]
         outcome.results += [
-            DaemonResult(to, error.text, error.short)
+            DaemonResult(to, error.text, error.short, error.done)
             for to, error in failures.items()
             if error.status != 404 or not answers  # it does not have the channel
         ]

@@ -25,6 +25,7 @@ import binascii
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from penstock.admin import api_objects, bodies
@@ -266,7 +267,10 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
         batch = {**query, "count": str(count), "after": str(place)}
         if what.ids is not None:
             batch = query
-        answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
+        try:
+            answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
+        except UpstreamError as error:
+            raise _partly(error, what.action, done) from None
         try:
             found = api_objects.count(answer, DONE[what.action])
             left = api_objects.count(answer, "left")
@@ -278,3 +282,11 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
         ended = ended or bool(what.count and done >= what.count)
         if ended or time.monotonic() > end_s:
             return f"{done} {DONE[what.action]}, {left} left"
+
+
+def _partly(error: UpstreamError, action: str, done: int) -> UpstreamError:
+    """The error, with what was done before it: the batches before, and what its body counts."""
+    with suppress(AttributeError, ValueError, RecursionError):
+        done += api_objects.count(json.loads(error.body), DONE[action], 0)
+    told = f"{done} {DONE[action]}" if done else ""
+    return UpstreamError(error.text, error.status, error.short, done=told)

@@ -278,8 +278,10 @@ class Dead:
                 verb = {"kick": "kicking", "move": "moving", "discard": "discarding"}[action]
             if self._options.json:
                 print(json.dumps({"node": node, verb: done, "left": remaining}))
-            else:
+            elif remaining is not None:
                 print(f"{node}: {verb} {done}, {remaining} buried")
+            elif done:
+                print(f"{node}: {verb} {done}")
             if self._options.count:
                 left -= done
                 if left <= 0:
@@ -304,8 +306,11 @@ class Dead:
 
     async def _act_on(
         self, node: str, action: str, ids: Sequence[str], left: int
-    ) -> tuple[int, int, NodeAnswer | None]:
-        """(how many, how many are still buried, the answer if it failed) of one node."""
+    ) -> tuple[int, int | None, NodeAnswer | None]:
+        """(how many, how many are still buried, the answer if it failed) of one node.
+
+        After a failure it may be unknown how many are buried.
+        """
         query = dict(self._place)
         if action == "move":
             query["to"] = self._options.to
@@ -313,8 +318,8 @@ class Dead:
             query |= {"rate": str(self._options.rate)} | ({"count": str(left)} if left else {})
             answer = await self._ask(node, action, query, None)
             key = {"kick": "kicking", "move": "moving", "discard": "discarding"}[action]
-            return _int(answer, key), _int(answer, "left"), None if answer.ok else answer
-        done = remaining = 0
+            return _int(answer, key), _left(answer), None if answer.ok else answer
+        done, remaining = 0, None
         place: int | None = 0  # where the next batch begins
         pieces = [list(ids[at : at + IDS_MAX]) for at in range(0, len(ids), IDS_MAX)]
         while not self._stop.is_set():
@@ -323,7 +328,7 @@ class Dead:
             batch = query if ids else {**query, "count": str(want), "after": str(place)}
             answer = await self._ask(node, action, batch, body)
             count = _int(answer, DONE[action])
-            done, remaining = done + count, _int(answer, "left")
+            done, remaining = done + count, _left(answer)
             if not answer.ok:
                 return done, remaining, answer
             # A move has no place: what was moved is not there any more.
@@ -346,6 +351,11 @@ def _read(answer: NodeAnswer, *keys: str) -> NodeAnswer:
     if answer.ok and not (isinstance(answer.body, dict) and answer.body.keys() >= set(keys)):
         return answer._replace(error="the answer is not one of Penstock's nsqd")
     return answer
+
+
+def _left(answer: NodeAnswer) -> int | None:
+    """How many are still buried; a failure may not tell."""
+    return _int(answer, "left") if isinstance(answer.body, dict) and "left" in answer.body else None
 
 
 def _int(answer: NodeAnswer, key: str) -> int:
