@@ -142,7 +142,7 @@ def test_messages_are_moved_to_a_topic(tab: Tab, cluster: Cluster) -> None:
     opened(tab, cluster, "dead.moved")
     assert tab.page.get_by_label("Topic", exact=True).input_value() == "dead.moved.c.dead"
     tab.page.get_by_label("the oldest").check()
-    tab.page.get_by_label("How many of each node").fill("2")
+    tab.page.get_by_label("How many on each node").fill("2")
     tab.click("Move")
     assert "2 moved, 3 left" in result(tab)
     tab.page.get_by_label("all", exact=True).check()

@@ -305,7 +305,10 @@ async def _do(
 
 
 def _unstarted(made: Iterable[str], start: str, foreign: AbstractSet[str]) -> list[str]:
-    why = "the channel begins with the next message there: it is NSQ's own, or an earlier version"
+    why = (
+        "the channel begins with the next message there: it is NSQ's own nsqd, or an earlier"
+        " version"
+    )
     return [f"{address}: {why}" for address in made if start and address in foreign]
 
 

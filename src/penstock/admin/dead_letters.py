@@ -288,5 +288,5 @@ def _partly(error: UpstreamError, action: str, done: int) -> UpstreamError:
     """The error, with what was done before it: the batches before, and what its body counts."""
     with suppress(AttributeError, ValueError, RecursionError):
         done += api_objects.count(json.loads(error.body), DONE[action], 0)
-    told = f"{done} {DONE[action]}" if done else ""
-    return UpstreamError(error.text, error.status, error.short, done=told)
+    shown = f"{done} {DONE[action]}" if done else ""
+    return UpstreamError(error.text, error.status, error.short, done=shown)

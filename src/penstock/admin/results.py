@@ -28,7 +28,7 @@ _DONE = {
     "clear": "Cleared",
     "forget": "Deleted",
     "policy": "Changed the policy of",
-    "seek": "Sought",
+    "seek": "Moved the position of",
     "drain": "Draining",
     "undrain": "Cancelled the drain of",
     "kick": "Kicked messages of",

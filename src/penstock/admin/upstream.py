@@ -261,7 +261,7 @@ def _detail(body: bytes) -> str:
     try:
         answer = json.loads(body)
         if answer == UNKNOWN:
-            return "cannot do this: it is NSQ's own, or an earlier version"
+            return "cannot do this: it is NSQ's own nsqd, or an earlier version"
         detail = answer["detail"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""

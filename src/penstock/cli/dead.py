@@ -8,9 +8,9 @@ penstock dead discard --nsqd-http-address=nsqd:4151 --topic=orders --channel=ema
 Rule 1: a request is about BATCH_COUNT_MAX messages at most, so that it is answered in time; the
         next one follows.
 Rule 2: nothing is discarded without a yes, from the terminal or by --yes.
-Rule 3: batches of a kick go on where the one before ended: what fails again meanwhile is among the
-        oldest again.
-Rule 4: a node that does not have the channel is passed over, if another one has it.
+Rule 3: a batch of a kick begins where the one before ended: messages that fail again meanwhile are
+        among the oldest again.
+Rule 4: a node without the channel is skipped, if another one has it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Actions:
   move [id ...]
         move them to the topic --to, each exactly once
   discard [id ...]
-        finish them, after a question
+        finish them, after asking
 """
 
 BATCH_COUNT_MAX = 10_000
@@ -75,12 +75,12 @@ class DeadOptions(NodeOptions):
     topic: str = string("Messages", "", "topic", own=True)
     channel: str = string("Messages", "", "channel of the topic", own=True)
     reason: str = string(
-        "Messages", "", "only those that are buried for it: " + ", ".join(REASONS), own=True
+        "Messages", "", "only messages buried for this reason: " + ", ".join(REASONS), own=True
     )
     count: int = integer(
         "Messages",
         0,
-        "at most so many, over all nodes; 0: all, and 100 with list",
+        "how many messages at most, over all nodes; 0: all, or 100 with list",
         minimum=0,
         own=True,
     )
@@ -88,13 +88,15 @@ class DeadOptions(NodeOptions):
     rate: int = integer(
         "Messages",
         0,
-        "messages a second on each node, which go on by themselves; 0: at once",
+        "messages a second on each node, in the background; 0: all at once",
         minimum=0,
         maximum=1_000_000,
         own=True,
     )
-    stop: bool = boolean("Messages", False, "end what runs at a rate, on all nodes", own=True)
-    yes: bool = boolean("Messages", False, "discard without a question", own=True)
+    stop: bool = boolean(
+        "Messages", False, "stop what runs in the background, on all nodes", own=True
+    )
+    yes: bool = boolean("Messages", False, "discard without asking", own=True)
     body_size: int = integer(
         "Output", 60, "bytes of each body that list shows", minimum=0, maximum=65_536, own=True
     )
@@ -147,7 +149,7 @@ def checked(action: str, ids: Sequence[str], options: DeadOptions) -> DeadOption
         if split_id(id.encode("utf-8", "replace")) is None:
             raise OptionError(f'"{id}" is not the id of a message: 16 hexadecimal digits')
     if ids and (options.count or options.reason or options.rate):
-        raise OptionError("with ids, --count, --reason and --rate have no meaning")
+        raise OptionError("--count, --reason and --rate cannot be used with ids")
     if options.stop:
         if action == LIST or ids or options.count or options.reason or options.rate or options.to:
             raise OptionError("--stop is for kick, move and discard, without a choice of messages")
@@ -349,7 +351,7 @@ class Dead:
 def _read(answer: NodeAnswer, *keys: str) -> NodeAnswer:
     """``answer``, as a failure if it does not have the ``keys``."""
     if answer.ok and not (isinstance(answer.body, dict) and answer.body.keys() >= set(keys)):
-        return answer._replace(error="the answer is not one of Penstock's nsqd")
+        return answer._replace(error="this is not the answer of a Penstock nsqd")
     return answer
 
 

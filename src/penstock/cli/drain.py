@@ -1,4 +1,4 @@
-"""`penstock drain NODE`: have a node deliver what it has and end, watch that, or cancel it.
+"""`penstock drain NODE`: have a node deliver what it has and exit, watch its progress, or cancel.
 
 penstock drain nsqd1:4151 --wait
 penstock drain nsqd1:4151 --to=nsqd2:4151 --wait
@@ -31,7 +31,7 @@ from penstock.storage.text import time_of
 
 PROGRAM = "penstock drain"
 STATUSES = (
-    (0, "done; with -wait, the nodes were drained and have ended"),
+    (0, "done; with -wait, the nodes were drained and have exited"),
     (1, "a node failed or disappeared, a drain was cancelled, or flags do not fit together"),
     (2, "wrong usage of the command line"),
 )
@@ -49,9 +49,9 @@ class DrainOptions(NodeOptions):
         "Drain", "", "nsqd (HTTP, host:port) to hand deferred messages over to", own=True
     )
     wait: bool = boolean(
-        "Drain", False, "wait until the nodes are drained and have ended", own=True
+        "Drain", False, "wait until the nodes are drained and have exited", own=True
     )
-    status: bool = boolean("Drain", False, "only print how far they are", own=True)
+    status: bool = boolean("Drain", False, "only print the progress", own=True)
     cancel: bool = boolean("Drain", False, "cancel: accept publishes again", own=True)
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
@@ -60,7 +60,7 @@ def flag_table(program: str = f"{PROGRAM} NODE...") -> FlagTable[DrainOptions]:
     return FlagTable(
         program,
         DrainOptions,
-        summary="Has nodes (HTTP, host:port) refuse publishes, deliver what they have, and end.",
+        summary="Drains nodes (HTTP, host:port): they refuse publishes, deliver the rest and exit.",
         environment_prefix="PENSTOCK_DRAIN_",
         statuses=STATUSES,
     )
@@ -112,7 +112,7 @@ async def run(options: DrainOptions, signals: Signals) -> int:
         await asyncio.gather(*(watch.run() for watch in watches))
 
     if not await unless_stopped(wait_for_all(), signals.stop):
-        print("stopped waiting; the drain goes on", file=sys.stderr)
+        print("stopped waiting; the drain continues", file=sys.stderr)
         return 1
     return max([status, *(int(not watch.drained) for watch in watches)])
 

@@ -206,7 +206,7 @@ def _read(node: str, answer: Answer) -> NodeAnswer:
         return NodeAnswer(node, 200, body)
     texts = [f"answered {answer.status}"]
     if answer.status == 404 and isinstance(body, dict) and body.get("message") == UNKNOWN:
-        texts = ["cannot do this: it is NSQ's own, or an earlier version"]
+        texts = ["cannot do this: it is NSQ's own nsqd, or an earlier version"]
     elif isinstance(body, dict) and body.get("message"):
         texts = [str(body[key]) for key in ("message", "detail") if body.get(key)]
     return NodeAnswer(node, answer.status, body, ": ".join(texts)[:ERROR_SIZE_MAX])

@@ -43,7 +43,7 @@ Actions:
   set key=value ...
         set keys of a topic or channel
   unset key ...
-        unset keys, so that the policy file or the default counts again
+        unset keys, so that the policy file or the default applies again
 """
 
 # What one node said of the keys of a topic or channel.

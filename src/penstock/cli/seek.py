@@ -47,9 +47,9 @@ class SeekOptions(NodeOptions):
     channel: str = string("Seek", "", "channel", own=True)
     to: str = string("Seek", "", NOUN, own=True)
     partial: bool = boolean(
-        "Seek", False, "also where messages since the place were removed", own=True
+        "Seek", False, "seek even where messages since the place were removed", own=True
     )
-    dry_run: bool = boolean("Seek", False, "show what would be done, and end", own=True)
+    dry_run: bool = boolean("Seek", False, "only show what would be done", own=True)
     yes: bool = boolean("Seek", False, "do not ask", own=True)
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
