@@ -157,7 +157,7 @@ class Actions:
         return outcome
 
     async def drain(self, address: str, to: str) -> Outcome:
-        """Have a node deliver what it has, and end; deferred messages go to the node ``to``."""
+        """Have a node deliver what it has, and exit; deferred messages go to the node ``to``."""
         outcome = Outcome()
         query = {"to": to} if to else {}
         await self._on_nsqds(outcome, [address], "/drain", **query)

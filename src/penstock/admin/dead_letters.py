@@ -14,8 +14,8 @@ the background, and the page shows what is left.
 
 Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
 Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
-        or BUSY_S is over.  The result says how many are left.  A batch of a kick begins where the
-        one before ended: what fails again meanwhile is among the oldest again.
+        or BUSY_S have passed.  The result says how many are left.  A batch of a kick begins where
+        the one before ended: messages that fail again meanwhile are among the oldest again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PAGE_COUNT = 50
 REASONS = {"attempts": "failed too often", "bury": "buried by its client", "expired": "expired"}
 DONE = {"kick": "kicked", "move": "moved", "discard": "discarded"}
 DOING = {"kick": "kicking", "move": "moving", "discard": "discarding"}
-# go-nsq and pynsq give up on a message after so many attempts, by themselves.
+# go-nsq and pynsq give up on a message by themselves after this many attempts.
 CLIENT_ATTEMPTS = 5
 BATCH_COUNT = 10_000
 BUSY_S = 10.0
@@ -60,7 +60,7 @@ class Wanted:
 
     action: str
     ids: list[str] | None
-    count: int  # of each node; 0: all
+    count: int  # on each node; 0: all
     reason: str
     to: str
     rate: int  # messages a second on each node; 0: at once

@@ -141,7 +141,7 @@ class Watch:
         self._shown_s = 0.0
 
     async def run(self) -> None:
-        """Return when the node has ended, or will not end by itself."""
+        """Return when the node has exited, or will not exit by itself."""
         loop = asyncio.get_running_loop()
         answered_s = loop.time()
         while True:
@@ -192,7 +192,7 @@ class Watch:
 
 
 def state_lines(node: str, body: Any) -> list[str]:
-    """GET /drain in one line, and what is blocked below it."""
+    """One line of GET /drain, and below it what is blocked."""
     return [f"{node}: {state_text(body)}", *blocked_lines(body)]
 
 
@@ -222,7 +222,7 @@ COUNTED = (
 
 
 def blocked_lines(body: Any) -> list[str]:
-    """What does not leave by itself, a line each."""
+    """What is blocked, a line each."""
     blocked = body.get("blocked") if isinstance(body, dict) else None
     if not isinstance(blocked, list):
         return []

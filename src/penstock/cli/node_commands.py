@@ -1,6 +1,6 @@
 """Commands for all nodes of a cluster, or for some: their flags, and requests to every node.
 
-Rule 1: every node is asked, whatever another one answers.  Each failure is one line on standard
+Rule 1: every node is asked, whatever the others answer.  Each failure is one line on standard
         error, and makes the exit status 1.
 Rule 2: the token is sent to nsqds only.
 Rule 3: after 403 with an ``https_port`` (nsqd with --tls-required=true) the request is sent there.

@@ -197,7 +197,7 @@ def start_tool(
 
 
 def output_lost() -> int:
-    """Nobody reads standard output any more, as with `| head`; returns the exit status."""
+    """Standard output has no reader any more, as with `| head`; returns the exit status."""
     # Python would try to write the remainder at exit.
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     return 1
