@@ -124,12 +124,36 @@ def test_nothing_happens_when_nothing_is_selected(tab: Tab, cluster: Cluster) ->
     assert buried(cluster, "dead.none") == 1
 
 
+def test_a_page_that_is_not_live_does_not_fetch_itself_again(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.still", b"x")
+    opened(tab, cluster, "dead.still")
+    tab.click("Kick")
+    assert "no message was selected" in result(tab)
+    tab.page.wait_for_timeout(1500)  # a live page does so a second after an action
+    tab.check()
+
+
+def test_enter_in_a_field_does_nothing(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.enter", b"x")
+    opened(tab, cluster, "dead.enter")
+    tab.page.locator("article.message").get_by_role("checkbox").check()
+    tab.page.get_by_label("Topic", exact=True).press("Enter")
+    tab.click("Discard…")
+    tab.page.get_by_label("to confirm").fill("c")
+    tab.page.get_by_label("to confirm").press("Enter")
+    tab.page.wait_for_timeout(300)
+    assert tab.page.locator(".banner.outcome").count() == 0
+    assert buried(cluster, "dead.enter") == 1
+    tab.page.get_by_role("button", name="Discard", exact=True).press("Enter")
+    assert "1 discarded, 0 left" in result(tab)
+
+
 def test_messages_are_moved_to_a_topic(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.moved", *[b"%d" % i for i in range(5)])
     opened(tab, cluster, "dead.moved")
     assert tab.page.get_by_label("Topic", exact=True).input_value() == "dead.moved.c.dead"
     tab.page.get_by_label("the oldest").check()
-    tab.page.get_by_label("How many of each node").fill("2")
+    tab.page.get_by_label("How many on each node").fill("2")
     tab.click("Move")
     assert "2 moved, 3 left" in result(tab)
     tab.page.get_by_label("all", exact=True).check()
@@ -138,6 +162,19 @@ def test_messages_are_moved_to_a_topic(tab: Tab, cluster: Cluster) -> None:
     expect(tab.page.get_by_text("No buried messages")).to_be_visible()
     with Client.of(cluster.nsqds[0]).sub("dead.moved.c.dead", "again", ready=9) as client:
         assert [m.body for m in client.finish_all(5)] == [b"%d" % i for i in range(5)]
+
+
+def test_a_move_that_fails_tells_what_was_moved_before(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.part", *[b"x"] * 1100)
+    cluster.create("dead.full", "again", on=(0,))
+    cluster.nsqds[0].http("PUT", "/policy?topic=dead.full", b'{"max_messages": 1}')
+    opened(tab, cluster, "dead.part")
+    tab.page.get_by_label("all", exact=True).check()
+    tab.page.get_by_label("Topic", exact=True).fill("dead.full")
+    tab.click("Move")
+    assert "but not all" in result(tab)
+    assert f"{cluster.node(0)}: 1024 moved, then topic is full (max_messages)" in result(tab)
+    assert buried(cluster, "dead.part") == 76
 
 
 def test_discarding_needs_the_name_of_the_channel(tab: Tab, cluster: Cluster) -> None:

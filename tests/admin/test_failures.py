@@ -12,7 +12,10 @@ from tests.admin.browser import Browser
 from tests.admin.cluster import Cluster, Nsqadmin
 from tests.support.daemon import Nsqd
 
-PAGES = ("/", "/topics", "/topics/lasting", "/topics/lasting/all", "/nodes", "/lookup", "/counter")
+PAGES = (
+    *("/", "/topics", "/topics/lasting", "/topics/lasting/all", "/topics/lasting/all/dead"),
+    *("/nodes", "/lookup", "/counter"),
+)
 
 
 @pytest.fixture(scope="module")

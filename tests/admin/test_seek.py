@@ -60,7 +60,7 @@ def test_a_seek_is_previewed_confirmed_and_done(tab: Tab, cluster: Cluster) -> N
     field.fill("mail")
     tab.page.get_by_role("button", name="Seek", exact=True).click()
     expect(tab.page.locator(".outcome")).to_contain_text(
-        "Sought channel mail of topic replayed on 3 daemons"
+        "Moved the position of channel mail of topic replayed on 3 daemons"
     )
     assert depths(cluster) == [3, 3, 3]
     tab.check()
@@ -74,7 +74,7 @@ def test_a_seek_may_be_for_one_node(tab: Tab, cluster: Cluster) -> None:
     expect(tab.page.locator("#plan tbody tr")).to_have_count(1)
     tab.page.get_by_label("Type mail to confirm").fill("mail")
     tab.page.get_by_role("button", name="Seek", exact=True).click()
-    expect(tab.page.locator(".outcome")).to_contain_text("Sought channel mail")
+    expect(tab.page.locator(".outcome")).to_contain_text("Moved the position of channel mail")
     assert depths(cluster) == [3, 0, 3]
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.cli.tools import PROGRAMS, RUN_SECONDS_MAX, run_tool
+from tests.cli.tools import PROGRAMS, RUN_SECONDS_MAX, Tool, run_tool
 from tests.support.client import Client, publish
 from tests.support.daemon import Nsqd
 from tests.support.waits import eventually
@@ -164,6 +167,62 @@ def test_nothing_is_discarded_without_a_yes(pair: Pair) -> None:
     assert buried(pair[0], "lost") == 2
     done = dead("discard", *place("lost", pair[0]), "--yes")
     assert lines(done) == [f"{address(pair[0])}: discarded 2, 0 buried"]
+
+
+@pytest.mark.parametrize("arguments", ["dead kick", "policy set retain=1h", "drain a:1", "seek"])
+def test_help_is_printed_after_other_arguments_too(arguments: str) -> None:
+    program = " ".join(arguments.split()[:1])
+    for flag in ("-h", "--help"):
+        done = run_tool("penstock", *arguments.split(), flag)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.startswith(f"Usage: penstock {program}".encode())
+        assert b"Exit status:" in done.stdout
+
+
+def test_ctrl_c_at_the_question_discards_nothing(pair: Pair, tmp_path: Path) -> None:
+    poison(pair[0], "asked", b"1")
+    ours, theirs = pty.openpty()
+    with Tool(
+        tmp_path, "penstock", "dead", "discard", *place("asked", pair[0]), stdin=theirs
+    ) as tool:
+        tool.until(lambda: "Discard 1 messages" in tool.log)
+        tool.send(signal.SIGINT)
+        assert tool.wait() == 1
+        assert tool.log.endswith("nothing was discarded\n")
+    os.close(ours)
+    os.close(theirs)
+    assert buried(pair[0], "asked") == 1
+
+
+def test_a_move_that_fails_tells_what_is_left(pair: Pair) -> None:
+    first, _ = pair
+    poison(first, "part", b"1", b"2")
+    publish(first, "part.full", b"x")
+    first.http("PUT", "/policy?topic=part.full", b'{"max_messages": 1}')
+    done = dead("move", *place("part", first), "--to=part.full")
+    assert done.returncode == 1
+    assert lines(done) == [f"{address(first)}: moved 0, 2 buried"]
+    assert done.stderr.endswith(b": TOPIC_FULL: topic is full (max_messages)\n")
+
+
+def test_who_may_not_kick_is_told_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("admin admin-token-0\nread read-token-00\n")
+    (tmp_path / "reader").write_text("read-token-00\n")
+    with Nsqd(tmp_path / "a", f"--http-auth-token-file={tmp_path / 'tokens'}") as nsqd:
+        admin = {"Authorization": "Bearer admin-token-0"}
+        for path in ("/topic/create?topic=guarded", "/channel/create?topic=guarded&channel=c"):
+            assert nsqd.http("POST", path, headers=admin).status == 200
+        token = f"--nsqd-auth-token-file={tmp_path / 'reader'}"
+        done = dead("kick", *place("guarded", nsqd), token)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr == f"{address(nsqd)}: FORBIDDEN\n".encode()
+
+
+def test_an_id_that_is_not_buried_is_told(pair: Pair) -> None:
+    known = poison(pair[0], "unknown", b"1")
+    done = dead("kick", *place("unknown", *pair), *known, "0" * 16)
+    assert done.returncode == 1 and b"1 of 2 ids are not buried there" in done.stderr
+    assert lines(done) == [f"{address(pair[0])}: kicked 1, 0 buried"]
 
 
 def test_a_node_that_fails_is_told_and_the_others_do_it(pair: Pair) -> None:

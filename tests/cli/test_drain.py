@@ -103,7 +103,7 @@ def test_a_node_without_drains_is_told() -> None:
     with Endpoint(404, b'{"message":"NOT_FOUND"}') as endpoint:
         done = drain(f"127.0.0.1:{endpoint.port}")
     assert done.returncode == 1
-    assert b"cannot do this: it is NSQ's own, or an earlier version" in done.stderr
+    assert b"cannot do this: it is NSQ's own nsqd, or an earlier version" in done.stderr
 
 
 def test_a_node_that_is_started_again_at_once_was_drained(nsqd: Nsqd, tmp_path: Path) -> None:

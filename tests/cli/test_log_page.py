@@ -20,6 +20,7 @@ from tests.support.waits import wait_for
 
 PAGE = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"(?m)^    (?:\$ )?((?:curl|penstock|nsq_tail) .*)$", PAGE)
+EXAMPLE_ID = "015a3185c53e9000"
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ def prepare(lookupd: Nsqlookupd, nsqd: Nsqd) -> None:
         client.fin(client.message())
         wait_for(lambda: nsqd.get("/channel/dead?topic=orders&channel=email").json["count"], 2)
     wait_for(lambda: len(lookupd.get("/lookup?topic=orders").json.get("producers", [])), 1)
+
+
+def buried(nsqd: Nsqd) -> str:
+    """The id of a message that was just buried."""
+    keys = b'{"max_attempts": 1}'
+    assert nsqd.http("PUT", "/policy?topic=orders&channel=email", keys).status == 200
+    publish(nsqd, "orders", b"5")
+    with Client.of(nsqd).sub("orders", "email", ready=1) as client:
+        client.req(client.message())
+        answer = wait_for(
+            lambda: nsqd.get("/channel/dead?topic=orders&channel=email").json["messages"], bool
+        )
+    return str(answer[0]["id"])
 
 
 def answered_yes(command: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +105,8 @@ def test_the_commands_of_the_page_work(nodes: tuple[Nsqlookupd, Nsqd, Nsqd]) -> 
         if " drain " in command:
             for topic in nsqd.stats()["topics"]:
                 assert nsqd.post(f"/topic/delete?topic={topic['topic_name']}").status == 200
+        if EXAMPLE_ID in command:
+            command = command.replace(EXAMPLE_ID, buried(nsqd))
         done = answered_yes(command)
         assert done.returncode == 0, (shown, done.stdout, done.stderr)
         if command.startswith("curl"):

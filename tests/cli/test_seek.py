@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,13 +77,27 @@ def test_it_asks_before_it_does(pair: Pair) -> None:
     for answer, status, left in ((b"n\n", 1, [0, 0]), (b"\n", 1, [0, 0]), (b"y\n", 0, [3, 3])):
         theirs, ours = pty.openpty()
         command = [str(PROGRAMS / "penstock"), "seek", *flags(*pair), *PLACE, "--to=earliest"]
-        process = subprocess.Popen(command, stdin=ours, stdout=subprocess.PIPE)
+        process = subprocess.Popen(command, stdin=ours, stderr=subprocess.PIPE)
         os.close(ours)
         os.write(theirs, answer)
-        output, _ = process.communicate(timeout=40)
+        _, told = process.communicate(timeout=40)
         os.close(theirs)
-        assert (process.returncode, depths(pair)) == (status, left), output
-        assert b"on 2 nodes? 6 messages will be queued" in output
+        assert (process.returncode, depths(pair)) == (status, left), told
+        assert b"on 2 nodes? 6 messages will be queued" in told
+
+
+def test_ctrl_c_at_the_question_changes_nothing(pair: Pair, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with Tool(
+        tmp_path, "penstock", "seek", *flags(*pair), *PLACE, "--to=earliest", stdin=theirs
+    ) as tool:
+        tool.until(lambda: "6 messages will be queued" in tool.log)
+        tool.send(signal.SIGINT)
+        assert tool.wait() == 1
+        assert tool.log.endswith("nothing was changed\n")
+    os.close(ours)
+    os.close(theirs)
+    assert depths(pair) == [0, 0]
 
 
 def test_where_messages_are_missing_it_needs_partial(tmp_path: Path) -> None:
@@ -137,7 +152,8 @@ def test_tools_read_the_past_with_since(pair: Pair, tmp_path: Path) -> None:
         # In flight may also be what the tool has not received yet, and a file is there before
         # what is written to it.
         tool.until(lambda: out.exists() and written(out) == b"a\nb\nc\n")
-        assert tool.process.poll() is None
+        assert tool.terminate() == 0
+    assert written(out) == b"a\nb\nc\n"
 
 
 def written(folder: Path) -> bytes:

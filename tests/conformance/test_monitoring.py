@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.nsqd.policy_metrics import CHANNEL_COUNTS, TOPIC_COUNTS
 from tests.support.client import Client
 from tests.support.daemon import Nsqd, Nsqlookupd
 from tests.support.waits import wait_until
@@ -275,6 +276,10 @@ def test_every_metric_is_documented_and_every_panel_of_the_dashboard_has_one(nsq
     queries += [variable["query"] for variable in dashboard["templating"]["list"]]
     shown = {name.removesuffix("_bucket") for name in re.findall(r"\bpenstock_\w+", str(queries))}
     assert len(shown) > 25 and shown <= names
+    counts = {counted.name for counted in (*TOPIC_COUNTS, *CHANNEL_COUNTS)}
+    assert counts <= shown, "the dashboard has what policies did"
+    more = (REPOSITORY / "examples" / "prometheus" / "policies.rules.yml").read_text()
+    assert set(re.findall(r"\bpenstock_\w+", more)) <= names
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 

@@ -162,7 +162,12 @@ def test_a_full_topic_leaves_the_rest_buried(nsqd: Nsqd) -> None:
     reply = move(nsqd, "full")
     assert (reply.status, reply.json) == (
         507,
-        {"message": "TOPIC_FULL", "moved": 0, "left": 3},
+        {
+            "message": "TOPIC_FULL",
+            "detail": "topic is full (max_messages)",
+            "moved": 0,
+            "left": 3,
+        },
     )
     set_policy(nsqd, "topic=full&channel=c", on_max_attempts="topic", dead_topic="full.other")
     eventually(lambda: "failed messages stay buried: topic is full" in nsqd.log)
@@ -193,7 +198,10 @@ def test_wrong_requests_are_refused(nsqd: Nsqd, query: str, status: int, message
     nsqd.post("/topic/create?topic=bad")
     nsqd.post("/channel/create?topic=bad&channel=c")
     reply = nsqd.post(f"/channel/move?{query}")
-    assert (reply.status, reply.json) == (status, {"message": message})
+    assert (reply.status, reply.json["message"]) == (status, message)
+    assert ("detail" in reply.json) == (
+        message in ("INVALID_TOPIC", "SAME_TOPIC", "EPHEMERAL_TOPIC")
+    )
     topics = {topic["topic_name"] for topic in nsqd.stats()["topics"]}
     assert not topics & {"x", "x#ephemeral"}
 

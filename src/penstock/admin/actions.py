@@ -157,7 +157,7 @@ class Actions:
         return outcome
 
     async def drain(self, address: str, to: str) -> Outcome:
-        """Have a node deliver what it has, and end; deferred messages go to the node ``to``."""
+        """Have a node deliver what it has, and exit; deferred messages go to the node ``to``."""
         outcome = Outcome()
         query = {"to": to} if to else {}
         await self._on_nsqds(outcome, [address], "/drain", **query)
@@ -242,7 +242,7 @@ class Actions:
         answers, failures = await request_all(nodes, act)
         outcome.results += [DaemonResult(to, text=text) for to, text in answers.items()]
         outcome.results += [
-            DaemonResult(to, error.text, error.short)
+            DaemonResult(to, error.text, error.short, error.done)
             for to, error in failures.items()
             if error.status != 404 or not answers  # it does not have the channel
         ]
@@ -305,7 +305,10 @@ async def _do(
 
 
 def _unstarted(made: Iterable[str], start: str, foreign: AbstractSet[str]) -> list[str]:
-    why = "the channel begins with the next message there: it is NSQ's own, or an earlier version"
+    why = (
+        "the channel begins with the next message there: it is NSQ's own nsqd, or an earlier"
+        " version"
+    )
     return [f"{address}: {why}" for address in made if start and address in foreign]
 
 

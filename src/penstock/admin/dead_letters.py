@@ -14,8 +14,8 @@ the background, and the page shows what is left.
 
 Rule 1: at most PAGE_COUNT messages are shown, those of the nodes in equal shares.
 Rule 2: a request to a node is about BATCH_COUNT messages at most; others follow until all are done
-        or BUSY_S is over.  The result says how many are left.  A batch of a kick begins where the
-        one before ended: what fails again meanwhile is among the oldest again.
+        or BUSY_S have passed.  The result says how many are left.  A batch of a kick begins where
+        the one before ended: messages that fail again meanwhile are among the oldest again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import binascii
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from penstock.admin import api_objects, bodies
@@ -43,7 +44,7 @@ PAGE_COUNT = 50
 REASONS = {"attempts": "failed too often", "bury": "buried by its client", "expired": "expired"}
 DONE = {"kick": "kicked", "move": "moved", "discard": "discarded"}
 DOING = {"kick": "kicking", "move": "moving", "discard": "discarding"}
-# go-nsq and pynsq give up on a message after so many attempts, by themselves.
+# go-nsq and pynsq give up on a message by themselves after this many attempts.
 CLIENT_ATTEMPTS = 5
 BATCH_COUNT = 10_000
 BUSY_S = 10.0
@@ -59,7 +60,7 @@ class Wanted:
 
     action: str
     ids: list[str] | None
-    count: int  # of each node; 0: all
+    count: int  # on each node; 0: all
     reason: str
     to: str
     rate: int  # messages a second on each node; 0: at once
@@ -89,7 +90,7 @@ async def view(
     messages = [message for page in pages.values() for message in page["messages"]]
     messages.sort(key=lambda message: int(message["buried_ms"]))
     return {
-        "warnings": [*warnings, *policy.warnings],
+        "warnings": list(dict.fromkeys((*sample.warnings, *warnings, *policy.warnings))),
         "topic": topic,
         "channel": channel,
         "counts": [{"node": parts[a].node, "count": page["count"]} for a, page in pages.items()],
@@ -266,7 +267,10 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
         batch = {**query, "count": str(count), "after": str(place)}
         if what.ids is not None:
             batch = query
-        answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
+        try:
+            answer = await upstream.nsqd_ask(address, f"/channel/{what.action}", batch, body)
+        except UpstreamError as error:
+            raise _partly(error, what.action, done) from None
         try:
             found = api_objects.count(answer, DONE[what.action])
             left = api_objects.count(answer, "left")
@@ -278,3 +282,11 @@ async def act(upstream: Upstream, address: str, topic: str, channel: str, what: 
         ended = ended or bool(what.count and done >= what.count)
         if ended or time.monotonic() > end_s:
             return f"{done} {DONE[what.action]}, {left} left"
+
+
+def _partly(error: UpstreamError, action: str, done: int) -> UpstreamError:
+    """The error, with what was done before it: the batches before, and what its body counts."""
+    with suppress(AttributeError, ValueError, RecursionError):
+        done += api_objects.count(json.loads(error.body), DONE[action], 0)
+    shown = f"{done} {DONE[action]}" if done else ""
+    return UpstreamError(error.text, error.status, error.short, done=shown)

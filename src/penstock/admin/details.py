@@ -63,7 +63,7 @@ class Damages:
 
 @dataclass(slots=True)
 class Drain:
-    """How far the drain of a node is; None if it is not being drained."""
+    """The progress of a node's drain; None if it is not being drained."""
 
     progress: View | None = None
     warnings: list[str] = field(default_factory=list)

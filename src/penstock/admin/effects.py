@@ -5,8 +5,8 @@
                 node: the one that is fullest
     hour        [{"count": 5, "what": "refused"}]: increases of the counts over all nodes
 
-Rule 1: a node's counters are its own.  After its restart they have counted from zero.  What was
-        counted before the node, or a policy on it, was seen for the first time is not of this hour.
+Rule 1: a node's counters begin at zero with each start.  What was counted before nsqadmin first
+        saw the node, or a policy on it, does not belong to this hour.
 Rule 2: the last hour is kept in minutes, for TARGET_COUNT_MAX topics and channels at most.
 """
 
@@ -30,7 +30,7 @@ MINUTES = 60
 MINUTE_MS = 60_000
 TARGET_COUNT_MAX = 20_000
 
-# Counters of /stats, and how a person says them; some are numbers by reason.
+# Counters of /stats, and their words on the pages; some are numbers by reason.
 COUNTERS = {
     "refused_count": "refused",
     "dropped_count": "dropped",
@@ -125,7 +125,7 @@ class Effects:
         self._forget(minute)
 
     def _compare(self, minute: int, node: NodePart, before: NodePart) -> None:
-        # After a restart all counters have begun at zero.
+        # A restart sets all counters to zero.
         known = before.topics if before.start_time == node.start_time else {}
         for topic, part in node.topics.items():
             earlier = known.get(topic)
@@ -143,7 +143,7 @@ class Effects:
             return
         for key in COUNTERS:
             value, before = counts.get(key, 0), past.get(key, 0)
-            # Below: deleted and created again.
+            # A lower value: it was deleted and created again.
             increase = value - before if value >= before else value
             if not increase:
                 continue

@@ -26,7 +26,7 @@ from penstock.settings.table import Setting
 View = dict[str, Any]
 
 SET = "set"
-# What a node tells of a key.
+# What a node reports about a key.
 Entry = Mapping[str, str]
 
 

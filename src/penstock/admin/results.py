@@ -28,7 +28,7 @@ _DONE = {
     "clear": "Cleared",
     "forget": "Deleted",
     "policy": "Changed the policy of",
-    "seek": "Sought",
+    "seek": "Moved the position of",
     "drain": "Draining",
     "undrain": "Cancelled the drain of",
     "kick": "Kicked messages of",
@@ -75,15 +75,20 @@ def describe(fields: Mapping[str, str], outcome: Outcome) -> Result:
     if fields.get("action") == "forget":
         what = f"the pattern of channel {channel}"
     failed = [result for result in outcome.results if result.error]
-    done_count = len(outcome.results) - len(failed)
-    failures = [f"{result.daemon}: {result.short or result.error}" for result in failed]
+    done = [result for result in outcome.results if not result.error]
+    failures = [
+        f"{result.daemon}: {result.text + ', then ' if result.text else ''}"
+        f"{result.short or result.error}"
+        for result in failed
+    ]
     failures += outcome.failures
-    where = [result.daemon for result in outcome.results if not result.error]
     text = f"{_DONE.get(fields.get('action', ''), 'Done:')} {what}"
-    if not done_count:
+    if not done and any(result.text for result in failed):
+        return Result(False, f"{text}, but not all:", failures)
+    if not done:
         return Result(False, f"Nothing was changed: {what}.", failures or ["not found on any node"])
-    text += f" on {where[0]}" if len(where) == 1 else f" on {done_count} daemons"
-    shown = [f"{result.daemon}: {result.text}" for result in outcome.results if result.text]
+    text += f" on {done[0].daemon}" if len(done) == 1 else f" on {len(done)} daemons"
+    shown = [f"{result.daemon}: {result.text}" for result in done if result.text]
     if shown:
         text += f" ({'; '.join(shown[:SHOWN_COUNT_MAX])}{'; ...' * (len(shown) > SHOWN_COUNT_MAX)})"
     return Result(

@@ -61,13 +61,18 @@ UNKNOWN = {"message": "NOT_FOUND"}
 class UpstreamError(HttpClientError):
     """A daemon did not respond, or with an error or an invalid response.
 
-    ``text`` is NSQ's error text, with the URL; ``short`` is only the reason.
+    ``text`` is NSQ's error text, with the URL; ``short`` is only the reason; ``done`` is what was
+    done before it failed, for people.
     """
 
-    def __init__(self, text: str, status: int = 0, short: str = "") -> None:
+    def __init__(
+        self, text: str, status: int = 0, short: str = "", body: bytes = b"", done: str = ""
+    ) -> None:
         super().__init__(text, status)
         self.text = text
         self.short = short or text
+        self.body = body
+        self.done = done
 
 
 class Upstream:
@@ -246,7 +251,7 @@ def refusal(answer: Answer) -> UpstreamError:
         phrase = ""
     shown = quote(answer.body[:SHOWN_SIZE_MAX])
     text = f"got response {answer.status} {phrase} {shown}"
-    return UpstreamError(text, answer.status, _detail(answer.body))
+    return UpstreamError(text, answer.status, _detail(answer.body), answer.body[:DETAIL_SIZE_MAX])
 
 
 def _detail(body: bytes) -> str:
@@ -256,7 +261,7 @@ def _detail(body: bytes) -> str:
     try:
         answer = json.loads(body)
         if answer == UNKNOWN:
-            return "cannot do this: it is NSQ's own, or an earlier version"
+            return "cannot do this: it is NSQ's own nsqd, or an earlier version"
         detail = answer["detail"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return ""

@@ -63,7 +63,7 @@ class Since(Text):
 
 
 def since(group: str = "Source") -> Any:
-    help = "where a new channel starts: this long ago, or a place; an existing channel stays"
+    help = "where a new channel starts: this long ago, or a place; no effect on existing channels"
     return row(Since(), group, "", help, own=True)
 
 

@@ -8,9 +8,9 @@ penstock dead discard --nsqd-http-address=nsqd:4151 --topic=orders --channel=ema
 Rule 1: a request is about BATCH_COUNT_MAX messages at most, so that it is answered in time; the
         next one follows.
 Rule 2: nothing is discarded without a yes, from the terminal or by --yes.
-Rule 3: batches of a kick go on where the one before ended: what fails again meanwhile is among the
-        oldest again.
-Rule 4: a node that does not have the channel is passed over, if another one has it.
+Rule 3: a batch of a kick begins where the one before ended: messages that fail again meanwhile are
+        among the oldest again.
+Rule 4: a node without the channel is skipped, if another one has it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from penstock.cli.flags import FlagTable, take_words
+from penstock.cli.flags import HELP, FlagTable, take_words
 from penstock.cli.node_commands import (
     NodeAnswer,
     NodeOptions,
@@ -32,7 +32,7 @@ from penstock.cli.node_commands import (
     check_nodes,
     report_failures,
 )
-from penstock.cli.tool import Signals, ToolError, start_tool
+from penstock.cli.tool import Signals, confirmed, start_tool
 from penstock.errors import OptionError
 from penstock.settings.table import boolean, integer, string
 from penstock.storage.text import time_of
@@ -46,7 +46,11 @@ ACTIONS = (LIST, *DONE)
 REASONS = ("attempts", "bury", "expired")
 STATUSES = (
     (0, "done on all nodes"),
-    (1, "a node failed, or none was found, or the answer was no, or flags do not fit together"),
+    (
+        1,
+        "a node failed, or none was found, or an id is not buried, or the answer was no, or flags"
+        " do not fit together",
+    ),
     (2, "wrong usage of the command line"),
 )
 WORDS = """\
@@ -58,7 +62,7 @@ Actions:
   move [id ...]
         move them to the topic --to, each exactly once
   discard [id ...]
-        finish them, after a question
+        finish them, after asking
 """
 
 BATCH_COUNT_MAX = 10_000
@@ -71,12 +75,12 @@ class DeadOptions(NodeOptions):
     topic: str = string("Messages", "", "topic", own=True)
     channel: str = string("Messages", "", "channel of the topic", own=True)
     reason: str = string(
-        "Messages", "", "only those that are buried for it: " + ", ".join(REASONS), own=True
+        "Messages", "", "only messages buried for this reason: " + ", ".join(REASONS), own=True
     )
     count: int = integer(
         "Messages",
         0,
-        "at most so many, over all nodes; 0: all, and 100 with list",
+        "how many messages at most, over all nodes; 0: all, or 100 with list",
         minimum=0,
         own=True,
     )
@@ -84,13 +88,15 @@ class DeadOptions(NodeOptions):
     rate: int = integer(
         "Messages",
         0,
-        "messages a second on each node, which go on by themselves; 0: at once",
+        "messages a second on each node, in the background; 0: all at once",
         minimum=0,
         maximum=1_000_000,
         own=True,
     )
-    stop: bool = boolean("Messages", False, "end what runs at a rate, on all nodes", own=True)
-    yes: bool = boolean("Messages", False, "discard without a question", own=True)
+    stop: bool = boolean(
+        "Messages", False, "stop what runs in the background, on all nodes", own=True
+    )
+    yes: bool = boolean("Messages", False, "discard without asking", own=True)
     body_size: int = integer(
         "Output", 60, "bytes of each body that list shows", minimum=0, maximum=65_536, own=True
     )
@@ -111,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one action on all nodes; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     action = arguments[0] if arguments else ""
-    if action in ("-h", "-help", "--help"):
+    if not HELP.isdisjoint(arguments):
         print(flag_table().help())
         print(WORDS, end="")
         return 0
@@ -143,7 +149,7 @@ def checked(action: str, ids: Sequence[str], options: DeadOptions) -> DeadOption
         if split_id(id.encode("utf-8", "replace")) is None:
             raise OptionError(f'"{id}" is not the id of a message: 16 hexadecimal digits')
     if ids and (options.count or options.reason or options.rate):
-        raise OptionError("with ids, --count, --reason and --rate have no meaning")
+        raise OptionError("--count, --reason and --rate cannot be used with ids")
     if options.stop:
         if action == LIST or ids or options.count or options.reason or options.rate or options.to:
             raise OptionError("--stop is for kick, move and discard, without a choice of messages")
@@ -170,27 +176,28 @@ async def run(action: str, ids: Sequence[str], options: DeadOptions, signals: Si
     elif options.stop:
         failed += await dead.end(action, found)
     elif found:
-        if action == "discard" and not options.yes and not confirmed(counted, ids, options):
-            return 1
+        if action == "discard" and not options.yes:
+            for answer in counted:
+                if answer.ok:
+                    print(f"{answer.node}: {answer.body['count']} buried", file=sys.stderr)
+            if not await confirmed(question_of(counted, ids, options), signals.stop):
+                print("nothing was discarded", file=sys.stderr)
+                return 1
         failed += await dead.act(action, found, ids)
     if signals.stop.is_set():
         print("interrupted", file=sys.stderr)
         return 1
+    missing_count = len(set(ids)) - dead.done_count
+    if missing_count > 0 and not failed:
+        print(f"{missing_count} of {len(set(ids))} ids are not buried there", file=sys.stderr)
+        return 1
     return report_failures(nodes, failed)
 
 
-def confirmed(counted: Sequence[NodeAnswer], ids: Sequence[str], options: DeadOptions) -> bool:
-    """Whether the person at the terminal says yes."""
-    if not sys.stdin.isatty():
-        raise ToolError("standard input is not a terminal: --yes is required")
-    for answer in counted:
-        if answer.ok:
-            print(f"{answer.node}: {answer.body['count']} buried", file=sys.stderr)
+def question_of(counted: Sequence[NodeAnswer], ids: Sequence[str], options: DeadOptions) -> str:
     total = sum(int(answer.body["count"]) for answer in counted if answer.ok)
     what = len(ids) or min(options.count or total, total)
-    question = f"Discard {what} messages of topic={options.topic} channel={options.channel}? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return f"Discard {what} messages of topic={options.topic} channel={options.channel}?"
 
 
 class Dead:
@@ -200,6 +207,7 @@ class Dead:
         self._nodes = nodes
         self._options = options
         self._stop = signals.stop
+        self.done_count = 0
         self._place = {"topic": options.topic, "channel": options.channel}
         if options.reason:
             self._place["reason"] = options.reason
@@ -264,6 +272,7 @@ class Dead:
         left = self._options.count
         for node in addresses:
             done, remaining, answer = await self._act_on(node, action, ids, left)
+            self.done_count += done
             if answer is not None:
                 failed.append(answer)
             verb = DONE[action]
@@ -271,8 +280,10 @@ class Dead:
                 verb = {"kick": "kicking", "move": "moving", "discard": "discarding"}[action]
             if self._options.json:
                 print(json.dumps({"node": node, verb: done, "left": remaining}))
-            else:
+            elif remaining is not None:
                 print(f"{node}: {verb} {done}, {remaining} buried")
+            elif done:
+                print(f"{node}: {verb} {done}")
             if self._options.count:
                 left -= done
                 if left <= 0:
@@ -297,8 +308,11 @@ class Dead:
 
     async def _act_on(
         self, node: str, action: str, ids: Sequence[str], left: int
-    ) -> tuple[int, int, NodeAnswer | None]:
-        """(how many, how many are still buried, the answer if it failed) of one node."""
+    ) -> tuple[int, int | None, NodeAnswer | None]:
+        """(how many, how many are still buried, the answer if it failed) of one node.
+
+        After a failure it may be unknown how many are buried.
+        """
         query = dict(self._place)
         if action == "move":
             query["to"] = self._options.to
@@ -306,8 +320,8 @@ class Dead:
             query |= {"rate": str(self._options.rate)} | ({"count": str(left)} if left else {})
             answer = await self._ask(node, action, query, None)
             key = {"kick": "kicking", "move": "moving", "discard": "discarding"}[action]
-            return _int(answer, key), _int(answer, "left"), None if answer.ok else answer
-        done = remaining = 0
+            return _int(answer, key), _left(answer), None if answer.ok else answer
+        done, remaining = 0, None
         place: int | None = 0  # where the next batch begins
         pieces = [list(ids[at : at + IDS_MAX]) for at in range(0, len(ids), IDS_MAX)]
         while not self._stop.is_set():
@@ -316,7 +330,7 @@ class Dead:
             batch = query if ids else {**query, "count": str(want), "after": str(place)}
             answer = await self._ask(node, action, batch, body)
             count = _int(answer, DONE[action])
-            done, remaining = done + count, _int(answer, "left")
+            done, remaining = done + count, _left(answer)
             if not answer.ok:
                 return done, remaining, answer
             # A move has no place: what was moved is not there any more.
@@ -337,8 +351,13 @@ class Dead:
 def _read(answer: NodeAnswer, *keys: str) -> NodeAnswer:
     """``answer``, as a failure if it does not have the ``keys``."""
     if answer.ok and not (isinstance(answer.body, dict) and answer.body.keys() >= set(keys)):
-        return answer._replace(error="the answer is not one of Penstock's nsqd")
+        return answer._replace(error="this is not the answer of a Penstock nsqd")
     return answer
+
+
+def _left(answer: NodeAnswer) -> int | None:
+    """How many are still buried; a failure may not tell."""
+    return _int(answer, "left") if isinstance(answer.body, dict) and "left" in answer.body else None
 
 
 def _int(answer: NodeAnswer, key: str) -> int:

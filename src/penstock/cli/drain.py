@@ -1,4 +1,4 @@
-"""`penstock drain NODE`: have a node deliver what it has and end, watch that, or cancel it.
+"""`penstock drain NODE`: have a node deliver what it has and exit, watch its progress, or cancel.
 
 penstock drain nsqd1:4151 --wait
 penstock drain nsqd1:4151 --to=nsqd2:4151 --wait
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from penstock.cli.flags import FlagTable, take_words
+from penstock.cli.flags import HELP, FlagTable, take_words
 from penstock.cli.node_commands import (
     NodeAnswer,
     NodeOptions,
@@ -31,7 +31,7 @@ from penstock.storage.text import time_of
 
 PROGRAM = "penstock drain"
 STATUSES = (
-    (0, "done; with -wait, the nodes were drained and have ended"),
+    (0, "done; with -wait, the nodes were drained and have exited"),
     (1, "a node failed or disappeared, a drain was cancelled, or flags do not fit together"),
     (2, "wrong usage of the command line"),
 )
@@ -49,18 +49,18 @@ class DrainOptions(NodeOptions):
         "Drain", "", "nsqd (HTTP, host:port) to hand deferred messages over to", own=True
     )
     wait: bool = boolean(
-        "Drain", False, "wait until the nodes are drained and have ended", own=True
+        "Drain", False, "wait until the nodes are drained and have exited", own=True
     )
-    status: bool = boolean("Drain", False, "only print how far they are", own=True)
+    status: bool = boolean("Drain", False, "only print the progress", own=True)
     cancel: bool = boolean("Drain", False, "cancel: accept publishes again", own=True)
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
 
-def flag_table() -> FlagTable[DrainOptions]:
+def flag_table(program: str = f"{PROGRAM} NODE...") -> FlagTable[DrainOptions]:
     return FlagTable(
-        f"{PROGRAM} NODE...",
+        program,
         DrainOptions,
-        summary="Has nodes (HTTP, host:port) refuse publishes, deliver what they have, and end.",
+        summary="Drains nodes (HTTP, host:port): they refuse publishes, deliver the rest and exit.",
         environment_prefix="PENSTOCK_DRAIN_",
         statuses=STATUSES,
     )
@@ -68,11 +68,11 @@ def flag_table() -> FlagTable[DrainOptions]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    table = flag_table()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not {"-h", "-help", "--help"}.isdisjoint(arguments):
-        print(table.help(), end="")
+    if not HELP.isdisjoint(arguments):
+        print(flag_table().help(), end="")
         return 0
+    table = flag_table(PROGRAM)
     try:
         words, flags = take_words(table, arguments)
     except OptionError as error:
@@ -112,7 +112,7 @@ async def run(options: DrainOptions, signals: Signals) -> int:
         await asyncio.gather(*(watch.run() for watch in watches))
 
     if not await unless_stopped(wait_for_all(), signals.stop):
-        print("stopped waiting; the drain goes on", file=sys.stderr)
+        print("stopped waiting; the drain continues", file=sys.stderr)
         return 1
     return max([status, *(int(not watch.drained) for watch in watches)])
 
@@ -141,7 +141,7 @@ class Watch:
         self._shown_s = 0.0
 
     async def run(self) -> None:
-        """Return when the node has ended, or will not end by itself."""
+        """Return when the node has exited, or will not exit by itself."""
         loop = asyncio.get_running_loop()
         answered_s = loop.time()
         while True:
@@ -192,7 +192,7 @@ class Watch:
 
 
 def state_lines(node: str, body: Any) -> list[str]:
-    """GET /drain in one line, and what is blocked below it."""
+    """One line of GET /drain, and below it what is blocked."""
     return [f"{node}: {state_text(body)}", *blocked_lines(body)]
 
 
@@ -222,7 +222,7 @@ COUNTED = (
 
 
 def blocked_lines(body: Any) -> list[str]:
-    """What does not leave by itself, a line each."""
+    """What is blocked, a line each."""
     blocked = body.get("blocked") if isinstance(body, dict) else None
     if not isinstance(blocked, list):
         return []

@@ -30,6 +30,8 @@ COMMON = (
     ("help", "", "print this text and exit"),
 )
 
+HELP = frozenset(("-h", "--h", "-help", "--help"))
+
 
 class UsageError(OptionError):
     """The command line is wrong: exit code 2, as with Go's flag package."""
@@ -286,7 +288,7 @@ def take_word(table: FlagTable[Any], arguments: Sequence[str]) -> tuple[str, Seq
 
 
 def take_words(table: FlagTable[Any], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments that are not flags, anywhere between them, and the flags."""
+    """The arguments that are not flags, anywhere between them, and the flags; none is of HELP."""
     words: list[str] = []
     flags: list[str] = []
     remaining = list(arguments)

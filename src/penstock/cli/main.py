@@ -26,7 +26,7 @@ COMMANDS = {
         "penstock.cli.nsq_to_nsq",
         "republish messages to another topic or nsqd (nsq_to_nsq)",
     ),
-    "drain": ("penstock.cli.drain", "empty a node before it is taken away"),
+    "drain": ("penstock.cli.drain", "empty a node before it is removed"),
     "policy": ("penstock.cli.policy", "show and change policies of topics and channels"),
     "seek": ("penstock.cli.seek", "deliver messages of a channel again, or skip them"),
     "dead": ("penstock.cli.dead", "list, kick, move and discard messages that failed for good"),

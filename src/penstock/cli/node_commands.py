@@ -1,6 +1,6 @@
 """Commands for all nodes of a cluster, or for some: their flags, and requests to every node.
 
-Rule 1: every node is asked, whatever another one answers.  Each failure is one line on standard
+Rule 1: every node is asked, whatever the others answer.  Each failure is one line on standard
         error, and makes the exit status 1.
 Rule 2: the token is sent to nsqds only.
 Rule 3: after 403 with an ``https_port`` (nsqd with --tls-required=true) the request is sent there.
@@ -206,7 +206,7 @@ def _read(node: str, answer: Answer) -> NodeAnswer:
         return NodeAnswer(node, 200, body)
     texts = [f"answered {answer.status}"]
     if answer.status == 404 and isinstance(body, dict) and body.get("message") == UNKNOWN:
-        texts = ["cannot do this: it is NSQ's own, or an earlier version"]
+        texts = ["cannot do this: it is NSQ's own nsqd, or an earlier version"]
     elif isinstance(body, dict) and body.get("message"):
         texts = [str(body[key]) for key in ("message", "detail") if body.get(key)]
     return NodeAnswer(node, answer.status, body, ": ".join(texts)[:ERROR_SIZE_MAX])

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.cli.flags import FlagTable, take_words
+from penstock.cli.flags import HELP, FlagTable, take_words
 from penstock.cli.node_commands import (
     NodeAnswer,
     NodeOptions,
@@ -43,7 +43,7 @@ Actions:
   set key=value ...
         set keys of a topic or channel
   unset key ...
-        unset keys, so that the policy file or the default counts again
+        unset keys, so that the policy file or the default applies again
 """
 
 # What one node said of the keys of a topic or channel.
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one action on all nodes; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     action = arguments[0] if arguments else ""
-    if action in ("-h", "-help", "--help"):
+    if not HELP.isdisjoint(arguments):
         print(flag_table().help())
         print(WORDS, end="")
         return 0

@@ -25,7 +25,7 @@ from penstock.cli.node_commands import (
     check_nodes,
     report_failures,
 )
-from penstock.cli.tool import Signals, ToolError, start_tool
+from penstock.cli.tool import Signals, ToolError, confirmed, start_tool
 from penstock.errors import OptionError
 from penstock.settings.places import INDEX, NOUN, QUEUED, parse_place
 from penstock.settings.table import boolean, string
@@ -47,9 +47,9 @@ class SeekOptions(NodeOptions):
     channel: str = string("Seek", "", "channel", own=True)
     to: str = string("Seek", "", NOUN, own=True)
     partial: bool = boolean(
-        "Seek", False, "also where messages since the place were removed", own=True
+        "Seek", False, "seek even where messages since the place were removed", own=True
     )
-    dry_run: bool = boolean("Seek", False, "show what would be done, and end", own=True)
+    dry_run: bool = boolean("Seek", False, "only show what would be done", own=True)
     yes: bool = boolean("Seek", False, "do not ask", own=True)
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
@@ -109,7 +109,7 @@ async def run(options: SeekOptions, signals: Signals) -> int:
             " nothing was changed. --partial takes what is left, earliest is the first"
             " place that is complete"
         )
-    if not options.yes and not confirmed(options, plans):
+    if not options.yes and not await confirmed(question_of(options, plans), signals.stop):
         print("nothing was changed", file=sys.stderr)
         return 1
     done = await nodes.ask_all(addresses, "POST", "/channel/seek", query)
@@ -120,19 +120,13 @@ async def run(options: SeekOptions, signals: Signals) -> int:
     return report_failures(nodes, done)
 
 
-def confirmed(options: SeekOptions, plans: Sequence[NodeAnswer]) -> bool:
-    """Ask on the terminal; raises ToolError if there is none."""
-    if not sys.stdin.isatty():
-        raise ToolError("standard input is not a terminal: --yes is required")
+def question_of(options: SeekOptions, plans: Sequence[NodeAnswer]) -> str:
     count = sum(int(_field(plan, "messages") or 0) for plan in plans)
-    question = (
+    return (
         f"Seek channel {options.channel} of topic {options.topic} to {options.to}"
-        f" on {len(plans)} nodes? {count} messages will be queued. [y/N] "
+        f" on {len(plans)} {'node' if len(plans) == 1 else 'nodes'}?"
+        f" {count} messages will be queued."
     )
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except (EOFError, KeyboardInterrupt):
-        return False
 
 
 def show(answers: Sequence[NodeAnswer], options: SeekOptions) -> None:

@@ -137,6 +137,25 @@ async def unless_stopped(work: Coroutine[Any, Any, Any], stop: asyncio.Event) ->
     return True
 
 
+async def confirmed(question: str, stop: asyncio.Event) -> bool:
+    """Ask on the terminal; Ctrl-C and anything but yes are a no.
+
+    Raises ToolError if there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise ToolError("standard input is not a terminal: --yes is required")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    loop, typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(0, typed.set)  # a blocking read would not end at Ctrl-C
+    try:
+        if await unless_stopped(typed.wait(), stop):
+            return sys.stdin.readline().strip().lower() in ("y", "yes")
+        print(file=sys.stderr)
+        return False
+    finally:
+        loop.remove_reader(0)
+
+
 Run = Callable[[Any, Signals], Coroutine[Any, Any, int]]
 
 
@@ -178,7 +197,7 @@ def start_tool(
 
 
 def output_lost() -> int:
-    """Nobody reads standard output any more, as with `| head`; returns the exit status."""
+    """Standard output has no reader any more, as with `| head`; returns the exit status."""
     # Python would try to write the remainder at exit.
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     return 1

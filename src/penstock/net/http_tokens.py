@@ -2,7 +2,8 @@
 
     # role  token
     publish 3f6c1e...        POST /pub and /mpub, and /staging...
-    read    58d0c2...        GET /log and below, POST /channel/pull, /commit and /pattern
+    read    58d0c2...        GET /log and below, /policy and /channel/dead; POST /channel/pull,
+                             /commit and /pattern
     metrics 91ab77...        GET /stats, /metrics, /damage and /info
     admin   c0ffee...        everything
 

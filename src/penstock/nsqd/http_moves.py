@@ -3,7 +3,7 @@
 {"moved":1000,"left":41}      {"moving":1000,"left":1041}, with a rate: it goes on afterwards
 
 Which messages is said as for kick and discard (http_dead.py).  If a batch fails, those before it
-are moved, and the others stay buried: the error has both counts.
+are moved, and the others stay buried: the error has both counts, and the reason for people.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class MoveApi:
         try:
             task = self._moves.move(channel, to, chosen, rate)
         except MoveError as error:
-            raise HttpError(_STATUSES.get(error.code, 409), error.code) from None
+            status = _STATUSES.get(error.code, 409)
+            raise HttpError(status, error.code, detail=str(error)) from None
         if rate:
             return json_response({"moving": task.left, "left": channel.window.buried_count})
         self._count += 1
@@ -71,7 +72,7 @@ class MoveApi:
         elif is_full(error):
             status, code = 503, "DISK_FULL"
         counts = {"moved": task.moved_count, "left": channel.window.buried_count}
-        return HttpError(status, code, **counts).response()
+        return HttpError(status, code, detail=str(error), **counts).response()
 
 
 def _counted(channel: Channel, moved_count: int) -> Response:

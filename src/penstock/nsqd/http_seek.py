@@ -105,7 +105,7 @@ class SeekApi:
                 # Their origins name the channel by its id: they would be moved twice (R25).
                 raise HttpError(409, "MESSAGES_MOVING", detail="try again in a moment")
             log.info(
-                "topic=%s channel=%s: sought to index %d, %d messages are queued",
+                "topic=%s channel=%s: moved to index %d by a seek, %d messages are queued",
                 *(topic_name, name, start.at, change.answer["messages"]),
             )
             return now_topic.rewind(channel, start.at)

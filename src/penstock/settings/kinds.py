@@ -301,7 +301,7 @@ class DurationRange(Text):
     """Two durations, ``1s..15m``: a wait and the longest one it grows to.  Empty: none."""
 
     kind = "duration range"
-    noun = 'two durations such as 1s..15m, the second not less than the first, or ""'
+    noun = '"" or two durations such as 1s..15m, the second not shorter,'
 
     def __init__(self, minimum_ns: int, maximum_ns: int) -> None:
         self.minimum_ns = minimum_ns

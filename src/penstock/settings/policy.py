@@ -49,21 +49,21 @@ def _time() -> Duration:
 class Policy:
     """The effective policy of a topic or a channel."""
 
-    retain_ns: int = _key(TOPIC, _time(), 0, "keep finished messages this long; 0: not at all")
+    retain_ns: int = _key(TOPIC, _time(), 0, "how long finished messages are kept; 0: not at all")
     retain_bytes: int = _key(
         TOPIC,
         Size(0),
         0,
-        "keep at most this many bytes of finished messages; 0: retain alone decides",
+        "how many bytes of finished messages are kept at most; 0: retain alone decides",
     )
     channel_start: Place = _key(
-        TOPIC, StartKind(), START, "where new channels start if nobody says"
+        TOPIC, StartKind(), START, "where a new channel starts, unless its creator says"
     )
     max_bytes: int = _key(
-        TOPIC, Size(0), 0, "bytes of unfinished messages that the topic keeps; 0: no limit"
+        TOPIC, Size(0), 0, "limit of the bytes of unfinished messages; 0: no limit"
     )
     max_messages: int = _key(
-        TOPIC, Int(0), 0, "unfinished messages of the fullest channel; 0: no limit"
+        TOPIC, Int(0), 0, "limit of unfinished messages in the fullest channel; 0: no limit"
     )
     overflow: str = _key(
         TOPIC,
@@ -72,7 +72,10 @@ class Policy:
         "at max_bytes or max_messages: refuse publishes, or drop the oldest messages",
     )
     msg_ttl_ns: int = _key(
-        BOTH, _time(), 0, "deliver no message later than this after it could first be; 0: no limit"
+        BOTH,
+        _time(),
+        0,
+        "how long a message can be delivered, from when it first could be; 0: no limit",
     )
     on_expired: str = _key(
         BOTH,
@@ -81,7 +84,10 @@ class Policy:
         "what to do with a message older than msg_ttl",
     )
     max_attempts: int = _key(
-        CHANNEL, Int(0, MAX_ATTEMPTS_MAX), 0, "failed deliveries of a message; 0: no limit"
+        CHANNEL,
+        Int(0, MAX_ATTEMPTS_MAX),
+        0,
+        "how often the delivery of a message may fail; 0: no limit",
     )
     on_max_attempts: str = _key(
         CHANNEL,
@@ -93,22 +99,22 @@ class Policy:
         CHANNEL,
         NameKind(),
         "",
-        "where `topic` moves messages to; empty: <topic>.<channel>.dead",
+        "the topic that failed messages are moved to; empty: <topic>.<channel>.dead",
     )
     max_buried: int = _key(
         CHANNEL,
         Int(1, MAX_BURIED_MAX),
         1_000_000,
-        "buried messages; further ones go to dead_topic",
+        "how many messages may be buried; further ones go to dead_topic",
     )
     requeue_backoff: tuple[int, int] | None = _key(
         CHANNEL,
         DurationRange(1_000_000, parse_duration("7d")),
         None,
-        "growing wait of a message that timed out or was requeued without a delay; empty: none",
+        "growing delay of messages that timed out or were requeued without one; empty: none",
     )
     channel_lapse_ns: int = _key(
-        CHANNEL, _time(), 0, "delete a channel without a client for this long; 0: never"
+        CHANNEL, _time(), 0, "delete the channel after this long without a client; 0: never"
     )
 
 

@@ -46,7 +46,7 @@ def test_a_refusal_has_nsqs_words() -> None:
         endpoint.answer = (404, b'{"message":"NOT_FOUND"}', "")
         with pytest.raises(UpstreamError, match="NOT_FOUND") as caught:
             ask(endpoint)
-        assert caught.value.short == "cannot do this: it is NSQ's own, or an earlier version"
+        assert caught.value.short == "cannot do this: it is NSQ's own nsqd, or an earlier version"
         endpoint.answer = (799, b"x" * 10_000, "")
         with pytest.raises(UpstreamError) as caught:
             ask(endpoint)

@@ -38,6 +38,9 @@ def test_a_backoff_is_two_durations_in_order() -> None:
     for text in ("1s", "15m..1s", "0..1s", "1s...2s", "1s..", "..1s", "1s..1000000h"):
         with pytest.raises(ValueError):
             kind.parse(text)
+    assert BY_KEY["requeue_backoff"].kind.allowed() == (
+        '"" or two durations such as 1s..15m, the second not shorter, from 1ms to 7d'
+    )
 
 
 @pytest.mark.parametrize("setting", KEYS, ids=lambda setting: setting.option)

@@ -50,7 +50,9 @@ document.addEventListener("submit", (event) => {
 // After "Back" the browser shows the page in its last state.
 window.addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
-  for (const button of document.querySelectorAll("form button:disabled")) button.disabled = false;
+  for (const button of document.querySelectorAll("form button:disabled:not([hidden])")) {
+    button.disabled = false;
+  }
 });
 
 // Focus an action's result once, so that it is read out; the sample that shows it may come later.

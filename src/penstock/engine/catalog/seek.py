@@ -3,8 +3,8 @@
 A time is looked up in the files, on a disk thread.  What that finds is judged on the loop, in the
 turn in which it is used: meanwhile messages may have been removed.
 
-Whether a place is whole: no message at or above it was removed.  For a time that means that none
-appended since then was.  Messages lost to damage are reported as damage and do not count.
+A place is whole if no message at or above it was removed; a time, if none appended since then was.
+Messages lost to damage are reported as damage and do not count.
 """
 
 from __future__ import annotations

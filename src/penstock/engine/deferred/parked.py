@@ -71,7 +71,7 @@ class Parked:
         return beyond
 
     def take(self, instance: int, count: int) -> list[ParkedPlace]:
-        """Give back the first ``count`` of a topic."""
+        """Return the first ``count`` of a topic."""
         line = self._lines.get(instance)
         if line is None:
             return []

@@ -1,4 +1,4 @@
-"""Emptying a node before it is taken away, each of its messages delivered or handed over once.
+"""Emptying a node before it is removed, each of its messages delivered or handed over once.
 
 Rule 1: clients' publishes are refused; what the broker itself has to append is not.
 Rule 2: the state is durable before it is answered.

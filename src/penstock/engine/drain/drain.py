@@ -1,4 +1,4 @@
-"""A drain: the node takes nothing new, delivers what it has, and ends.
+"""A drain: the node accepts nothing new, delivers what it has, and exits.
 
     POST /drain -> drain.json synced -> publishes refused -> ... -> nothing is left: drained
                                                                   -> 2 s later the process ends
@@ -42,7 +42,7 @@ from penstock.storage.drain import DrainRecord, encode_drain, load_drain, write_
 log = logging.getLogger(__name__)
 
 MS_NS = 1_000_000
-# How long a drained node answers before it ends, so that whoever waits for it sees the end.
+# How long a drained node answers before it exits, so that a client that waits for it sees the end.
 SHOWN_NS = 2_000_000_000
 LOG_INTERVAL_NS = 10_000_000_000
 
@@ -179,7 +179,7 @@ class Drain:
         if self._is_empty():
             self.on_drained()
         else:
-            # An admin has brought messages back meanwhile.
+            # Messages were brought back meanwhile, by a kick or a seek.
             self.drained = False
 
     def progress(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a node still has to deliver, and what of it cannot leave by itself.
+"""What a node still has to deliver, and what of it is blocked.
 
 A walk over all topics, a slice of the loop's time at once.  Its numbers are of different moments;
 ``is_empty`` looks at all topics at one.
@@ -42,7 +42,7 @@ class Left:
     topics: int = 0  # with any of these
     deferred_until_ms: int = 0  # the end of the hour of the latest
     blocked_count: int = 0
-    # The first of those that cannot leave by themselves.
+    # The first of those that are blocked.
     blocked: list[dict[str, Any]] = field(default_factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""Episodes: states that come and go with every message, and are logged when they begin and end.
+"""Episodes: states that may change with every message, and are logged when they begin and end.
 
 A topic at its bound refuses a publish, accepts the next one after a finish, and refuses again.
 That is one episode, until nothing was refused for a while.
@@ -18,11 +18,11 @@ class Episode(Protocol):
     """What may end."""
 
     def check(self) -> bool:
-        """Whether it goes on; called once a second."""
+        """Whether it continues; called once a second."""
 
 
 class Episodes:
-    """Those of a broker that have begun and not ended."""
+    """The episodes of a broker that have begun and not ended."""
 
     def __init__(self, context: Context) -> None:
         self._turns = context.turns
@@ -35,7 +35,7 @@ class Episodes:
         self._open.add(episode)
 
     def run(self) -> None:
-        """Called once a second: begin with all of them, unless the last time is not over."""
+        """Called once a second: begin with all of them, unless the last pass is still running."""
         if not self._unchecked:
             self._unchecked = list(self._open)
             self._check()

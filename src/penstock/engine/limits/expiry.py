@@ -5,7 +5,7 @@
                      below it that waits in a channel is given up
 
 Append times never decrease in a topic (R4), so what has expired is always a range from the start.
-The search may read the disk, so a thread does it, for one topic after the other.
+The search may read the disk, so a thread does it, one topic at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Expiry:
         self._topics[topic] = None
 
     def run(self) -> None:
-        """Called once a second: begin with all topics, unless the last time is not over."""
+        """Called once a second: begin with all topics, unless the last pass is still running."""
         if not self._waiting and self._topics:
             self._waiting.extend(self._topics)
             self._next()

@@ -47,7 +47,7 @@ START_PART = 32
 START_NS = 60_000_000_000
 SPREAD = 1 << 16
 
-# The most that a segment is old when it is seen with a new batch.
+# The greatest age of a segment when it is first seen with a new batch.
 FRESH_NS = 2_000_000_000
 
 # How often the segments above the low-water mark are searched for stragglers.

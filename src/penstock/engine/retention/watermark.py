@@ -114,11 +114,11 @@ class Room:
         return self._next_ns(free_size, low_size)
 
     def _next_ns(self, free_size: int, low_size: int) -> int:
-        """Before half of what is left above the watermark is used, at the rate of late."""
+        """Before half of what is left above the watermark is used, at the recent rate."""
         now_ns, used_size = self._clock.monotonic_ns(), self._free_size - free_size
         passed_ns = max(1, now_ns - self._measured_ns)
         self._free_size, self._measured_ns = free_size, now_ns
-        # At most as fast as a disk is, also if nothing was written of late.
+        # At most the speed of a disk, also if nothing was written recently.
         left_size = free_size - low_size
         interval_ns = left_size * 1_000_000_000 // FILL_RATE
         if used_size > 0:
