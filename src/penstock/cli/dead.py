@@ -21,10 +21,10 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from penstock.cli.flags import HELP, FlagTable, take_words
+from penstock.cli.actions import start_action
+from penstock.cli.flags import FlagTable
 from penstock.cli.node_commands import (
     NodeAnswer,
     NodeOptions,
@@ -32,7 +32,7 @@ from penstock.cli.node_commands import (
     check_nodes,
     report_failures,
 )
-from penstock.cli.tool import Signals, confirmed, start_tool
+from penstock.cli.tool import Signals, confirmed
 from penstock.errors import OptionError
 from penstock.settings.table import boolean, integer, string
 from penstock.storage.text import time_of
@@ -42,7 +42,7 @@ from penstock.wire.names import is_ephemeral, is_valid_name
 PROGRAM = "penstock dead"
 LIST = "list"
 DONE = {"kick": "kicked", "move": "moved", "discard": "discarded"}
-ACTIONS = (LIST, *DONE)
+USAGE = "list|kick|move|discard [id ...]"
 REASONS = ("attempts", "bury", "expired")
 STATUSES = (
     (0, "done on all nodes"),
@@ -103,7 +103,7 @@ class DeadOptions(NodeOptions):
     json: bool = boolean("Output", False, "print JSON: list a line for each message", own=True)
 
 
-def flag_table(action: str = "list|kick|move|discard [id ...]") -> FlagTable[DeadOptions]:
+def flag_table(action: str = USAGE) -> FlagTable[DeadOptions]:
     return FlagTable(
         f"{PROGRAM} {action}",
         DeadOptions,
@@ -115,23 +115,7 @@ def flag_table(action: str = "list|kick|move|discard [id ...]") -> FlagTable[Dea
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one action on all nodes; return the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    action = arguments[0] if arguments else ""
-    if not HELP.isdisjoint(arguments):
-        print(flag_table().help())
-        print(WORDS, end="")
-        return 0
-    if action not in ACTIONS:
-        print(f"Usage: {PROGRAM} list|kick|move|discard [flags] [id ...]\n", file=sys.stderr)
-        print(f'{WORDS}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)
-        return 2
-    table = flag_table(action)
-    try:
-        ids, flags = take_words(table, arguments[1:])
-    except OptionError as error:
-        print(f'{error}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)
-        return 2
-    return start_tool(table, flags, partial(run, action, ids), partial(checked, action, ids))
+    return start_action(argv, PROGRAM, USAGE, WORDS, flag_table, run, checked)
 
 
 def checked(action: str, ids: Sequence[str], options: DeadOptions) -> DeadOptions:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from penstock.cli.flags import HELP, FlagTable, take_words
+from penstock.cli.actions import start_action
+from penstock.cli.flags import FlagTable
 from penstock.cli.node_commands import (
     NodeAnswer,
     NodeOptions,
@@ -23,13 +22,13 @@ from penstock.cli.node_commands import (
     check_nodes,
     report_failures,
 )
-from penstock.cli.tool import Signals, start_tool
+from penstock.cli.tool import Signals
 from penstock.errors import OptionError
 from penstock.settings.table import boolean, string
 from penstock.wire.peer_answers import channels_in, topics_in
 
 PROGRAM = "penstock policy"
-ACTIONS = ("show", "set", "unset")
+USAGE = "show|set|unset [key=value ...]"
 STATUSES = (
     (0, "done on all nodes"),
     (1, "a node failed, or none was found, or flags do not fit together"),
@@ -59,7 +58,7 @@ class PolicyOptions(NodeOptions):
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
 
-def flag_table(action: str = "show|set|unset [key=value ...]") -> FlagTable[PolicyOptions]:
+def flag_table(action: str = USAGE) -> FlagTable[PolicyOptions]:
     return FlagTable(
         f"{PROGRAM} {action}",
         PolicyOptions,
@@ -71,23 +70,7 @@ def flag_table(action: str = "show|set|unset [key=value ...]") -> FlagTable[Poli
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one action on all nodes; return the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    action = arguments[0] if arguments else ""
-    if not HELP.isdisjoint(arguments):
-        print(flag_table().help())
-        print(WORDS, end="")
-        return 0
-    if action not in ACTIONS:
-        print(f"Usage: {PROGRAM} show|set|unset [flags] [key=value ...]\n", file=sys.stderr)
-        print(f'{WORDS}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)
-        return 2
-    table = flag_table(action)
-    try:
-        words, flags = take_words(table, arguments[1:])
-    except OptionError as error:
-        print(f'{error}\nSee "{PROGRAM} --help" for all flags.', file=sys.stderr)
-        return 2
-    return start_tool(table, flags, partial(run, action, words), partial(checked, action, words))
+    return start_action(argv, PROGRAM, USAGE, WORDS, flag_table, run, checked)
 
 
 def checked(action: str, words: Sequence[str], options: PolicyOptions) -> PolicyOptions:
