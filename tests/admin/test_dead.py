@@ -177,6 +177,24 @@ def test_a_move_that_fails_tells_what_was_moved_before(tab: Tab, cluster: Cluste
     assert buried(cluster, "dead.part") == 76
 
 
+def test_an_action_keeps_the_choice_of_node_and_reason(tab: Tab, cluster: Cluster) -> None:
+    poison(cluster, "dead.choice", b"x", b"y", on=0)
+    poison(cluster, "dead.choice", b"z", on=1)
+    opened(tab, cluster, "dead.choice")
+    tab.page.get_by_label("On", exact=True).select_option(cluster.node(0))
+    tab.page.get_by_label("Reason").select_option("attempts")
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.locator("article.message").first.get_by_role("checkbox").check()
+    tab.click("Kick")
+    assert "1 kicked, 1 left" in result(tab)
+    assert tab.page.get_by_label("On", exact=True).input_value() == cluster.node(0)
+    assert tab.page.get_by_label("Reason").input_value() == "attempts"
+    tab.page.locator("input[name=which][value=all]").check()
+    tab.click("Kick")
+    assert "1 kicked, 0 left" in result(tab)
+    assert buried(cluster, "dead.choice", on=1) == 1
+
+
 def test_discarding_needs_the_name_of_the_channel(tab: Tab, cluster: Cluster) -> None:
     poison(cluster, "dead.lost", b"x", b"y")
     opened(tab, cluster, "dead.lost")

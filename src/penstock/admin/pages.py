@@ -49,7 +49,7 @@ NODE_TOPIC_COUNT_MAX = 200
 KEPT_COUNT_MAX = 16
 PEEK_COUNTS = ("10", "25", "100")
 
-_BACK = re.compile(r"/(?!/)[A-Za-z0-9._~:@!$&'()*+,;=%\[\]/-]*")
+_BACK = re.compile(r"/(?!/)[A-Za-z0-9._~:@!$&'()*+,;=%\[\]/-]*(\?[A-Za-z0-9._~:%&=\[\]-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +250,8 @@ class Pages:
             result = Result(False, _refused(fields, error))
         else:
             await self._next_sample()
-        key = self._results.keep(result)
-        return Response(303, b"", (("Location", f"{self._admin.url(back)}?done={key}"),))
+        done = f"{'&' if '?' in back else '?'}done={self._results.keep(result)}"
+        return Response(303, b"", (("Location", self._admin.url(back) + done),))
 
     async def _next_sample(self) -> None:
         """Wait for a sample started after the action, so that the next page shows its effect."""
