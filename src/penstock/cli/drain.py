@@ -58,8 +58,9 @@ class DrainOptions(NodeOptions):
 
 def flag_table() -> FlagTable[DrainOptions]:
     return FlagTable(
-        f"{PROGRAM} NODE...",
+        PROGRAM,
         DrainOptions,
+        words="NODE...",
         summary="Has nodes (HTTP, host:port) refuse publishes, deliver what they have, and end.",
         environment_prefix="PENSTOCK_DRAIN_",
         statuses=STATUSES,
