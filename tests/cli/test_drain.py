@@ -150,3 +150,10 @@ def test_a_node_that_does_not_answer_and_one_that_refuses_are_named(nsqd: Nsqd) 
     errors = done.stderr.decode()
     assert "127.0.0.1:1: " in errors
     assert f"{address(nsqd)}: INVALID_TO: to must be host:port" in errors
+
+
+def test_messages_and_the_version_name_the_command() -> None:
+    version = run_tool("penstock", "drain", "-version")
+    assert version.stdout.startswith(b"penstock drain v")
+    failed = run_tool("penstock", "drain", "-cancel")
+    assert failed.returncode == 1 and failed.stderr.startswith(b"[penstock drain] ")

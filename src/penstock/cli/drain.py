@@ -56,10 +56,11 @@ class DrainOptions(NodeOptions):
     json: bool = boolean("Output", False, "print JSON, with a part for each node", own=True)
 
 
-def flag_table(program: str = f"{PROGRAM} NODE...") -> FlagTable[DrainOptions]:
+def flag_table() -> FlagTable[DrainOptions]:
     return FlagTable(
-        program,
+        PROGRAM,
         DrainOptions,
+        words="NODE...",
         summary="Drains nodes (HTTP, host:port): they refuse publishes, deliver the rest and exit.",
         environment_prefix="PENSTOCK_DRAIN_",
         statuses=STATUSES,
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not HELP.isdisjoint(arguments):
         print(flag_table().help(), end="")
         return 0
-    table = flag_table(PROGRAM)
+    table = flag_table()
     try:
         words, flags = take_words(table, arguments)
     except OptionError as error:

@@ -63,7 +63,8 @@ class FlagTable(Generic[Options]):
     ``ignored`` are flags that NSQ still accepts without effect: (name, help).  An argument that is
     not a flag is refused, with a hint at ``argument_flag``, the flag that was probably meant; with
     ``ignores_arguments`` it is ignored, as by NSQ's daemons.  ``statuses`` are the exit statuses,
-    if there are more than the usual three: (number, help).
+    if there are more than the usual three: (number, help).  ``words`` are what the command takes
+    beside flags, for the help.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class FlagTable(Generic[Options]):
         argument_flag: str = "topic",
         ignores_arguments: bool = False,
         statuses: Sequence[tuple[int, str]] = (),
+        words: str = "",
     ) -> None:
         self.program = program
+        self.usage = f"{program} {words} [flags]" if words else f"{program} [flags]"
         self.options = options
         self.summary = summary
         self.environment_prefix = environment_prefix
@@ -240,7 +243,7 @@ class FlagTable(Generic[Options]):
 
     def help(self) -> str:
         """Return the whole help text, grouped, in the order of the table."""
-        lines = [f"Usage: {self.program} [flags]", "", self.summary]
+        lines = [f"Usage: {self.usage}", "", self.summary]
         group = ""
         for setting in self.settings:
             if setting.group != group:
