@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 # One turn of the loop delivers at most this many messages, or KiB, of one channel (R13).
 TURN_COUNT_MAX = 1024
-# What counts as so many messages: a consumer that is served, as its socket is written to.
-SEND_COUNT = 8
 # One consumer gets at most this many messages in a row while others are ready too.
 SHARE_COUNT_MAX = 512
 CHUNK_SIZE_MAX = 256 << 10
@@ -56,8 +54,11 @@ ON_FAILED = {BURY: FAIL_BURY, DROP: FAIL_DROP, MOVE: FAIL_MOVE}
 # Batches of expired messages that one delivery passes over.
 STALE_COUNT_MAX = 256
 
+cdef enum:
+    # A consumer that is served counts as so many messages: its socket will be written to.
+    SEND_COUNT = 8
+
 cdef Py_ssize_t turn_count_max = TURN_COUNT_MAX
-cdef Py_ssize_t send_count = SEND_COUNT
 cdef Py_ssize_t share_count_max = SHARE_COUNT_MAX
 cdef Py_ssize_t chunk_size_max = CHUNK_SIZE_MAX
 
@@ -345,7 +346,7 @@ cdef class Channel:
                 self.ready.appendleft(consumer)
                 self._shared.context.retry(self.wake)
                 raise
-            budget -= max(count, size >> 10, send_count)
+            budget -= max(count, size >> 10, <Py_ssize_t>SEND_COUNT)
             if not consumer.is_ready():
                 consumer.offered = False
             elif count:

@@ -59,7 +59,7 @@ cdef class Poller:
     cdef int _ask(self) except -1
     cdef int _run(self, bint readable) except -1
     cdef int _turn(self, bint readable) except -1
-    cdef int _go_on(self) except -1
+    cdef int _resume(self) except -1
     cdef bint _guess(self) except -1
     cdef int _receive(self) except -1
     cdef int _call(self) except -1

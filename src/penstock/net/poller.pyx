@@ -1,6 +1,6 @@
 # The turn of the sockets: an epoll set of our own, whose descriptor is one reader of the loop.
 #
-#     turn:   go on     clients with more to execute than one slice, and clients that are gone
+#     turn:   resume    clients with more to execute than one slice, and clients that are gone
 #             receive   each ready socket: read, execute
 #             call      what was asked for meanwhile: write batches, answer, deliver (engine/turn.py)
 #             send      each client with output: one system call
@@ -38,7 +38,7 @@ cdef enum:
     # Work of one turn, in commands (core/scanner.pyx): with it comes what the batches cost that are
     # written at its end, which no clock has seen yet.
     TURN_WORK_MAX = 2 * WORK_COUNT_MAX
-    # How long one turn goes on with what did not fit into earlier ones.
+    # How long one turn resumes what did not fit into earlier ones.
     LEFT_NS = 1_000_000
     # How long one turn sends: that is a hundred clients at least.
     SEND_NS = 1_000_000
@@ -188,14 +188,14 @@ cdef class Poller:
     cdef int _turn(self, bint readable) except -1:
         self.expecting = False
         self.work_count = 0
-        self._go_on()
+        self._resume()
         if self._event_at < self._event_count or (readable and not self._guess()):
             self._receive()
         self._call()
         self._send()
         return 0
 
-    cdef int _go_on(self) except -1:
+    cdef int _resume(self) except -1:
         # Fifty clients that had a slice each held up the loop for 50 ms.
         cdef list calls
         cdef Py_ssize_t done = 0
