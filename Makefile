@@ -59,6 +59,7 @@ unit: $(VENV)/.core$(if $(wildcard $(VENV)/.installed),,-unit)
 test: build
 	$(BIN)/python -m tests.conformance.nodejs
 	$(BIN)/python -m tests.admin.chromium
+	$(BIN)/python -m tests.spark.jvm
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: build

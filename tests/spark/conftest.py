@@ -13,6 +13,7 @@ import pytest
 
 from penstock.pipeline.runner import TABLE_SETTINGS
 from penstock.spark.session import SessionPlan, open_session
+from tests.spark import jvm
 from tests.spark.topics import new_topic, nodes
 from tests.support.daemon import Nsqd
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Half the CPU of a start: no test runs long enough for the JVM's second compiler to pay.
-QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+QUICK_JVM = {"spark.driver.extraJavaOptions": jvm.QUICK_DRIVER}
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.spark.java import set_up_java
+from tests.spark import jvm
 
 SOURCE, TARGET, WRITTEN = "orders", "copied", "written"
 END_SECONDS_MAX = 60
 CONF = {
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": jvm.QUICK_DRIVER,
 }
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow.feather
 
 from penstock.spark.session import SessionPlan, open_session
+from tests.spark import jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,10 +36,8 @@ FAILURES_MAX = 10
 LOOK_S = 0.2
 # Of a local Spark a task that fails fails the query at once, unless a second number says otherwise.
 MASTER = "local[2,8]"
-# Half the CPU of a start: nothing here runs long enough for the JVM's second compiler to pay.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONF = {
-    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.driver.extraJavaOptions": jvm.QUICK_DRIVER,
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
 }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.spark import standalone
-from tests.spark.copy_job import QUICK_JVM
+from tests.spark import jvm
 from tests.spark.driver_process import Driver, Member, kill, members_of
 from tests.spark.ledger import (
     START_SECONDS_MAX,
@@ -28,7 +28,7 @@ from tests.support.daemon import Nsqd
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    environment = {"JAVA_TOOL_OPTIONS": QUICK_JVM}
+    environment = {"JAVA_TOOL_OPTIONS": jvm.QUICK}
     plan = standalone.ClusterPlan(tmp_path / "cluster", port=0, environment=environment)
     try:
         standalone.start(plan)

@@ -18,6 +18,7 @@ import pyarrow.dataset
 import pytest
 
 from penstock.spark import standalone
+from tests.spark import jvm
 from tests.spark.pipelines import RUN_SECONDS_MAX, publish
 from tests.support.daemon import Nsqd
 from tests.support.processes import children, gone
@@ -25,8 +26,8 @@ from tests.support.waits import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-QUICK_JVM = "--conf=spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+QUICK_JVM = f"--conf=spark.driver.extraJavaOptions={jvm.QUICK_DRIVER}"
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": jvm.QUICK}
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 
 
