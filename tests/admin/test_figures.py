@@ -14,6 +14,7 @@ from tests.admin.cluster import Cluster
 from tests.support.waits import wait_for
 
 LATER = "&defer=7200000"
+ATTEMPT_COUNT_MAX = 3
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -61,17 +62,26 @@ def test_what_is_published_before_a_topics_first_sample_is_in_rates_and_charts(
 
 
 def test_what_actions_make_come_early_does_not_lose_what_was_counted(own: Cluster) -> None:
-    """An action hurries the next sample: two in one step of the chart."""
-    before = charted(own, "", "in_rate")[0]
-    for number in range(12):
-        mpub(own, "hurried", 500, number % 3)
-        body = json.dumps({"action": "unpause", "topic": "hurried"}).encode()
-        own.admin.http("POST", "/api/action", body, {"Content-Type": "application/json"})
-        time.sleep(0.25)
-    own.settled()
-    own.settled()
-    assert charted(own, "/topics/hurried", "in_rate")[0] == pytest.approx(6000, rel=0.2)
-    assert charted(own, "", "in_rate")[0] - before == pytest.approx(6000, rel=0.2)
+    """An action hurries the next sample: two in one step of the chart.
+
+    A busy machine takes samples late, and an even step then holds more or less than a sample.  What
+    is lost would be lost each time.
+    """
+    for attempt in range(ATTEMPT_COUNT_MAX):
+        topic = f"hurried-{attempt}"
+        before = charted(own, "", "in_rate")[0]
+        for number in range(12):
+            mpub(own, topic, 500, number % 3)
+            body = json.dumps({"action": "unpause", "topic": topic}).encode()
+            own.admin.http("POST", "/api/action", body, {"Content-Type": "application/json"})
+            time.sleep(0.25)
+        own.settled()
+        own.settled()
+        [total] = charted(own, "", "in_rate")
+        sums = (charted(own, f"/topics/{topic}", "in_rate")[0], total - before)
+        if sums == pytest.approx((6000, 6000), rel=0.2):
+            return
+    raise AssertionError(sums)
 
 
 def test_depth_and_deferred_mean_the_same_on_every_page(browser: Browser, own: Cluster) -> None:
