@@ -49,7 +49,7 @@ cdef enum:
     IDENTIFY_SIZE_MAX = 65536
     AUTH_SIZE_MAX = 8192
     MULTI_COUNT = 4     # messages of an MPUB that count as one command
-    BATCH_COUNT = 256   # as many commands counts the first message of a batch, which is to be written
+    BATCH_COUNT = 256   # commands that the first message of a batch counts as: writing is to come
 
 cdef enum:
     PARSED

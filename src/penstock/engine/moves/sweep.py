@@ -53,7 +53,8 @@ class Sweep:
         self._chosen = chosen
         self._rate = rate
         self._at = chosen.after + 1
-        # Above it fails what is published from now on: at a rate it could keep a kick going.
+        # Messages published from now on are above it.  If they failed fast enough, a kick at a rate
+        # would never end.
         self._end_at = max(self._at, channel.topic.end)
         self._begun_ns = self._context.clock.monotonic_ns()
         self._ended = False
